@@ -23,7 +23,11 @@ import mpi_workers
 from alchemist_ray.cluster import node_jobs
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.measures import exporter, logs, metrics
-from mpi_workers.matrix.available_memory import available_bytes
+from mpi_workers.matrix.available_memory import (
+    KEEPER_OOM_SCORE,
+    available_bytes,
+    set_oom_score,
+)
 from mpi_workers.node import cleanup
 from mpi_workers.node.specs import RANK_VARIABLE, GangPlan
 
@@ -155,6 +159,7 @@ class Agent:
     """Actor, see the module. Threaded: sending does not delay launching."""
 
     def __init__(self) -> None:
+        set_oom_score(KEEPER_OOM_SCORE)  # its fork server and their proxies inherit it
         self._lock = threading.Lock()
         self._jobs = 0
         self._used = time.monotonic()

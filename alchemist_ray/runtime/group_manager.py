@@ -14,6 +14,7 @@ from typing import Any
 
 from alchemist_ray.measures import exporter
 from alchemist_ray.runtime.gang import Gang
+from mpi_workers.matrix.available_memory import KEEPER_OOM_SCORE, set_oom_score
 from mpi_workers.wire.frames import Body
 
 STARTS = ("launch", "function", "own_gang", "expect_launch")  # methods that begin a gang
@@ -30,6 +31,7 @@ class GroupManager:
     """
 
     def __init__(self, ident: str = "") -> None:
+        set_oom_score(KEEPER_OOM_SCORE)
         self._ident = ident
         self._gangs: dict[str, Gang] = {}
         # Threads wait for objects, which Ray takes for the event loop: it would tell the user.

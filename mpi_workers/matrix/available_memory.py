@@ -28,6 +28,7 @@ import numpy as np
 MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # v1 writes a number near 2**63 instead of "max"
+RANK_OOM_SCORE, KEEPER_OOM_SCORE = 1000, 500  # the highest, and half of the node's memory less
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # in memory.stat
 
 
@@ -37,6 +38,15 @@ def available_bytes() -> int:
     cgroup = MemoryCgroup.find()
     bound = cgroup.available() if cgroup is not None else None
     return max(0, available if bound is None else min(available, bound))
+
+
+def set_oom_score(score: int) -> None:
+    """Let the kernel end this process before those of a lower score where memory runs out.
+
+    Ranks can be started again; what keeps their matrices cannot. Ray gives all its workers 1000.
+    """
+    with contextlib.suppress(OSError):  # lower than a process without rights may go
+        Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def _meminfo(name: str) -> int:

@@ -28,7 +28,11 @@ from threadpoolctl import threadpool_limits
 from mpi_workers.data.loans import RankMemory
 from mpi_workers.failures import Failure, Interrupted, text_of
 from mpi_workers.matrix import device, memory
-from mpi_workers.matrix.available_memory import NodeAllocations
+from mpi_workers.matrix.available_memory import (
+    RANK_OOM_SCORE,
+    NodeAllocations,
+    set_oom_score,
+)
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
@@ -225,6 +229,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     """Run a rank until it is told to exit. Does not return."""
     status = 1
     try:
+        set_oom_score(RANK_OOM_SCORE)
         faulthandler.enable()
         outlive_sigterm()
         buffer_lines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -30,6 +31,7 @@ from alchemist_ray.launchers.mpiexec import find_mpiexec
 from alchemist_ray.observe.doctor.ranks import started_again
 from mpi_workers.node.processes import descendants
 from tests.faults.conftest import Call
+from tests.mpi_workers.cgroups import limited_memory, limited_processes
 from tests.support import traces
 from tests.support.build import needs_compiler, shared_object
 from tests.support.suite import scaled
@@ -302,47 +304,70 @@ def test_a_launcher_that_cannot_run_again_costs_the_ranks_and_the_doctor_says_so
         np.testing.assert_array_equal((A + 1).fetch(), X + 1)
 
 
-def test_a_gang_without_room_for_ranks_has_its_matrices(als: AlchemistSession) -> None:
-    """The proxy's limit of memory lets it fork, and its ranks not start."""
+@contextlib.contextmanager
+def no_room(what: str, proxy: int) -> Iterator[None]:
+    """The proxy forks, and its ranks get no memory; are killed for it; or it may not fork."""
+    if what == "processes":
+        with limited_processes(proxy, 0):
+            yield
+    elif what == "OOM killer":
+        with limited_memory(24 << 20) as group:
+            (group / "cgroup.procs").write_text(f"{proxy}")
+            try:
+                yield
+            finally:
+                for pid in (group / "cgroup.procs").read_text().split():
+                    (group.parent / "cgroup.procs").write_text(pid)
+    else:
+        before = resource.prlimit(proxy, resource.RLIMIT_AS)
+        room = traces.memory(proxy, "VmSize") + (16 << 20), before[1]
+        resource.prlimit(proxy, resource.RLIMIT_AS, room)
+        yield
+        resource.prlimit(proxy, resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("what", ["address space", "processes", "OOM killer"])
+def test_a_gang_without_room_for_ranks_has_its_matrices(als: AlchemistSession, what: str) -> None:
     name = als.connection.address.gang
     A, S = als.send_matrix(X), scipy.sparse.random_array((200, 300), density=0.1, rng=1)
     sparse, large = als.send_matrix(S), als.send_matrix(np.ones((4000, 2000)))
     copies = als.send_matrix(X, layout="STAR_STAR")
     proxy = traces.parent_of(als.list_workers()[0].pid)
     endpoint = min(descendants([proxy]))
-    before = resource.prlimit(proxy, resource.RLIMIT_AS)
-    room = traces.memory(proxy, "VmSize") + (16 << 20), before[1]
-    resource.prlimit(proxy, resource.RLIMIT_AS, room)
-    with pytest.raises(GroupRecoveredError):
-        als.run(die, "SIGSEGV")
-    for use in ((A + 1).fetch, lambda: als.run(die, ""), lambda: als.send_matrix(X)):
-        with pytest.raises(GroupError, match=r"has no ranks.*could not.*again.*free\(\)"):
-            use()
-    for handle in (A, copies):
-        np.testing.assert_array_equal(handle.fetch(), X)
-        np.testing.assert_array_equal(handle.fetch(rows=slice(3, 5)), X[3:5])
-    equal(sparse.fetch(), S)
+    with no_room(what, proxy):
+        with pytest.raises(GroupRecoveredError):
+            als.run(die, "SIGSEGV")
+        for use in ((A + 1).fetch, lambda: als.run(die, ""), lambda: als.send_matrix(X)):
+            with pytest.raises(GroupError, match=r"has no ranks.*could not.*again.*free\(\)"):
+                use()
+        for handle in (A, copies):
+            np.testing.assert_array_equal(handle.fetch(), X)
+            np.testing.assert_array_equal(handle.fetch(rows=slice(3, 5)), X[3:5])
+        equal(sparse.fetch(), S)
 
-    @ray.remote(num_cpus=0)
-    def elsewhere(A: Handle) -> Any:
-        return A.fetch()
+        @ray.remote(num_cpus=0)
+        def elsewhere(A: Handle) -> Any:
+            return A.fetch()
 
-    np.testing.assert_array_equal(ray.get(elsewhere.remote(A), timeout=60), X)
+        np.testing.assert_array_equal(ray.get(elsewhere.remote(A), timeout=60), X)
 
-    def kept() -> int:
-        files = Path(f"/proc/{endpoint}/fd").iterdir()
-        segments = [f for f in files if "memfd:alchemist " in os.readlink(f)]
-        return sum(f.stat().st_blocks for f in segments) * 512
+        def kept() -> int:
+            files = Path(f"/proc/{endpoint}/fd").iterdir()
+            segments = [f for f in files if "memfd:alchemist " in os.readlink(f)]
+            return sum(f.stat().st_blocks for f in segments) * 512
 
-    held = kept()
-    large.free()
-    assert held - kept() >= 64_000_000
-    assert als.list_workers() == []
-    resource.prlimit(proxy, resource.RLIMIT_AS, before)
+        held = kept()
+        large.free()
+        assert held - kept() >= 64_000_000
+        assert als.list_workers() == []
     np.testing.assert_array_equal((A + 1).fetch(), X + 1)
     np.testing.assert_allclose((sparse @ np.ones(300)).fetch(), S @ np.ones(300))
-    assert als.list_workers()
     assert als.connection.address.gang == name
+    rank, *keepers = [
+        int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+        for pid in (als.list_workers()[0].pid, proxy, endpoint)
+    ]
+    assert rank > max(keepers), "where memory runs out, the kernel ends ranks first"
 
 
 @ray.remote(num_cpus=0)

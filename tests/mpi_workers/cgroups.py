@@ -37,6 +37,29 @@ def limited_memory(nbytes: int) -> Iterator[Path]:
         folder.rmdir()
 
 
+@contextlib.contextmanager
+def limited_processes(pid: int, more: int) -> Iterator[None]:
+    """A process may have `more` children and threads than now. Skips the test without the right."""
+    lines = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    groups = {controllers: path.lstrip("/") for _, controllers, path in lines}
+    mount = Path("/sys/fs/cgroup")
+    above = mount / "pids" / groups["pids"] if "pids" in groups else mount / groups.get("", "")
+    folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        (folder / "cgroup.procs").write_text(f"{pid}\n")
+        limit = int((folder / "pids.current").read_text()) + more
+        (folder / "pids.max").write_text(f"{limit}\n")
+    except OSError as error:
+        pytest.skip(f"no cgroup that limits processes can be made here: {error}")
+    try:
+        yield
+    finally:
+        for each in (folder / "cgroup.procs").read_text().split():
+            (above / "cgroup.procs").write_text(each)
+        folder.rmdir()
+
+
 def write_v2(
     folder: Path, limit: object = "max", used: int = 0, cache: int = 0, kills: int = 0
 ) -> None:
