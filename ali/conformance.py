@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,14 +62,15 @@ UNUSUAL_SPARSE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def check(gang: GangView, file: str, first: int) -> dict[str, Any]:
+def check(gang: GangView, file: str, first: int, sound: Sequence[int]) -> dict[str, Any]:
     """Run all checks of a suite on this gang; faults by check, on rank 0.
 
     After an interrupted call that MPI may still write for, a gang starts other ranks. Then the
-    checks end, with ``next``: `first` for other processes, which go on there.
+    checks end, with ``next``: `first` for other processes, which go on there, and ``sound``: the
+    numbers of the cases whose results were right.
     """
     suite: Suite = pickle.loads(Path(file).read_bytes())
-    return _Checker(gang, suite).run(first)
+    return _Checker(gang, suite).run(first, sound)
 
 
 class _Checker:
@@ -87,22 +88,24 @@ class _Checker:
             for about in self.library.describe()["routines"]
         }
 
-    def run(self, first: int) -> dict[str, Any]:
+    def run(self, first: int, sound: Sequence[int]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        results = self.results()  # which the other checks need, too
+        self.sound = [self.suite.cases[number] for number in sound]
         if first == 0:
-            found["results"] = results
+            found["results"] = self.results()  # which the other checks need, too
             found["signatures"] = self.declared()
             found["failures"] = self.failures()
             found["unusual"] = self.unusual()
+            found["empty"] = any(self.everyone(self.saw_empty))
         if self.suite.interruptible:
             found |= {"one_rank": [], "cancelled": []}
             for number, (check, wrong) in enumerate(self.interruptions(first), first):
                 if wrong is None:
-                    return {**found, "next": number + 1}
+                    places = {id(case): place for place, case in enumerate(self.suite.cases)}
+                    sound = [places[id(case)] for case in self.sound]
+                    return {**found, "next": number + 1, "sound": sound}
                 found[check] += wrong
         found["reloads"] = self.reloads()
-        found["empty"] = any(self.gang.comm.allgather(self.saw_empty))
         return found
 
     # --- the checks ---

@@ -199,10 +199,10 @@ class LibraryTests(GangTests):
         with tempfile.TemporaryDirectory(prefix="suite-") as folder:
             file = Path(folder, "suite.pickle")
             file.write_bytes(pickle.dumps(suite))
-            found: dict[str, Any] = {"next": 0}
+            found: dict[str, Any] = {"next": 0, "sound": ()}
             while "next" in found:
                 more = local_gang.run(
-                    "ali.conformance:check", size, str(file), found.pop("next"),
+                    "ali.conformance:check", size, str(file), found.pop("next"), found.pop("sound"),
                     timeout=self.timeout_s, timeout_name=f"{type(self).__name__}.timeout_s",
                 )  # fmt: skip
                 for check in found.keys() & more.keys():
