@@ -71,14 +71,9 @@ _files = costs.Files()
 _costs: dict[str, tuple[float, float]] = {}  # of all processes of pytest
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Wait, outside the test's time limit, for a test that needs the machine for itself."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
     _files.enter(item.nodeid)
-    if _common_folder is None:
-        return (yield)
-    with suite.Turns(_common_folder).turn(alone=item.get_closest_marker("alone") is not None):
-        return (yield)
 
 
 def pytest_runtest_setup() -> None:

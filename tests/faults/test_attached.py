@@ -85,15 +85,14 @@ def test_answers_reach_the_thread_that_asked(als: AlchemistSession) -> None:
     in_threads(4, work)
 
 
-@pytest.mark.alone
 def test_a_long_call_does_not_hold_up_what_needs_no_ranks(als: AlchemistSession) -> None:
     echo = als.load_library("echo")
-    call = Call(lambda: echo.sleep(2.0))
-    time.sleep(0.3)
-    with traces.within(1.0):
-        assert [worker.status for worker in als.list_workers()] == ["busy", "busy"]
-        als.list_matrices()
+    call = Call(lambda: echo.sleep(60.0))
+    assert traces.wait_until(lambda: bool(als.list_calls()), 10) is not None
+    assert [worker.status for worker in als.list_workers()] == ["busy", "busy"]
+    als.list_matrices()
     assert call.under_way
+    assert als.cancel() == 1
     call.outcome(0.0, 30)
 
 

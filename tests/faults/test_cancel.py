@@ -130,7 +130,6 @@ def test_a_process_is_told_that_it_waits_for_the_call_of_another(
     assert re.search(r"waiting for breaking.late of .*pid \d+\), sent 1 s ago\n", told)
 
 
-@pytest.mark.alone
 def test_a_call_that_waits_for_another_can_be_cancelled(gang: Gang) -> None:
     first = gang.lib.late.remote(-1, 1.0)
     time.sleep(0.1)

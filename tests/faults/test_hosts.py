@@ -205,7 +205,6 @@ def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> N
     assert pair.call("total", "gang") == 6
 
 
-@pytest.mark.alone
 def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
     """Ray has ended on that host, but the gang depends on its GroupManager only."""
     for pid in pair.far.pids("raylet/raylet"):

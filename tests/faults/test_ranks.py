@@ -105,7 +105,6 @@ def test_an_exception_fails_the_call_alone(
     record(fault, seconds, None, caught.value)
 
 
-@pytest.mark.alone
 def test_ranks_that_return_late_from_a_failed_call_keep_their_gang(gang: Gang) -> None:
     start = time.monotonic()
     with traces.within(1.0), pytest.raises(RoutineError, match="before the others") as caught:

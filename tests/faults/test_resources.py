@@ -36,7 +36,6 @@ pytestmark = pytest.mark.timeout(60, func_only=True)
 # --- CPUs ---
 
 
-@pytest.mark.alone
 def test_more_workers_than_the_cluster_has_are_refused_at_once(gang: Gang) -> None:
     before, fault = left(), "more workers than the cluster has CPUs"
     with AlchemistSession() as session:
@@ -66,7 +65,6 @@ def test_cpus_that_become_free_in_time_are_taken(gang: Gang) -> None:
 # --- memory ---
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("larger_than", ["the machine", "what is free"])
 def test_a_matrix_larger_than_memory_is_refused_before_any_is_taken(
     gang: Gang, larger_than: str

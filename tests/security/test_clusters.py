@@ -115,7 +115,6 @@ def start_head(*options: str, **more: str) -> str:
     return port
 
 
-@pytest.mark.alone  # other tests' programs would join it, too
 @pytest.mark.parametrize("by", ["RAY_TMPDIR", "--temp-dir", "auto"])
 def test_a_head_of_ray_start_is_joined(place: Path, by: str) -> None:
     """Ray's folder is ray below RAY_TMPDIR; a second cluster was started beside the user's."""

@@ -11,13 +11,10 @@ sets ``ALCHEMIST_TEST_LONG=1``.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
@@ -78,29 +75,6 @@ class UnitScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return str(unit(nodeid))
-
-
-class Turns:
-    """Lets one test at a time have the machine for itself.
-
-    Every test takes a shared lock, one that is marked ``alone`` an exclusive lock. The gate in
-    front of it keeps the other workers from starting more tests while such a test waits.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._gate, self._lock = (Path(folder, name) for name in ("gate", "lock"))
-
-    @contextlib.contextmanager
-    def turn(self, alone: bool) -> Iterator[None]:
-        """Wait for a turn and hold it."""
-        with open(self._lock, "w") as lock:
-            with open(self._gate, "w") as gate:
-                fcntl.flock(gate, fcntl.LOCK_EX)
-                fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-            try:
-                yield
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a forked child has it too
 
 
 T = TypeVar("T")

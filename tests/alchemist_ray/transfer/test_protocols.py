@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -179,32 +178,6 @@ def test_neither_pandas_nor_pyarrow_is_imported(package: str, make: str) -> None
         "assert (source.dtype.kind, source.shape[1] > 0) == ('f', True)\n"
     )
     commands.python(program, code=0)
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("package", ["torch", "polars", "duckdb"])
-def test_takes_as_long_as_an_array(als: AlchemistSession, package: str) -> None:
-    """200 MB; of DuckDB without its query. On quiet machines the target is a tenth more."""
-    module = pytest.importorskip(package, reason=f"{package} is not installed")
-    array = np.random.default_rng(0).random((2_500_000, 10))
-    data: Any = array
-    if package == "torch":
-        data = module.from_numpy(array)
-    elif package == "polars":
-        data = module.DataFrame({f"c{j}": array[:, j] for j in range(10)})
-    elif package == "duckdb":
-        columns = {f"c{j}": array[:, j].copy() for j in range(10)}
-        data = Stream(module.sql("select * from columns").to_arrow_table())
-        del columns
-
-    def spent(source: Any) -> float:
-        begun = time.perf_counter()
-        als.send_matrix(source)
-        return time.perf_counter() - begun
-
-    turns = [(spent(array), spent(data)) for _ in range(8)][2:]
-    mine, theirs = min(t for t, _ in turns), min(t for _, t in turns)
-    assert theirs < 1.5 * mine, (theirs, mine)
 
 
 def test_what_pyarrow_must_do_says_so(
