@@ -34,6 +34,7 @@ from tests.faults.conftest import (
 )
 from tests.faults.named.named_gangs import Program
 from tests.mpi_workers import waits
+from tests.support import traces
 from tests.support.build import needs_compiler, shared_object
 from tests.support.traces import within
 
@@ -211,7 +212,7 @@ def test_ranks_that_are_stuck_in_native_code_are_replaced(
     where = rf"rank 0 is still in \S*stuck, .*started again if that lasts {limit}"
     with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where):
         gang.session.run(stuck, timeout_s=0.2, stuck_timeout_s=2)
-    begin, waiting = time.monotonic(), Call(gang.lib.total)
+    begin, waiting = traces.clock(), Call(gang.lib.total)
     name = gang.session.connection.address.gang
     (shown,) = (one for one in AlchemistSession.list() if one.name == name)
     # Not our clean-up:

@@ -293,6 +293,7 @@ def remove_mpich(age_s: float) -> list[str]:
 
 # --- software -------------------------------------------------------------------------------
 
+SLOW_IMPORT = "rfc3987_syntax"  # it parses a grammar of 100 lines at its import
 PACKAGES = ("ray", "numpy", "mpi4py", "mpich")
 SCALAPACK = "SCALAPACK_LIB"
 SCALAPACK_PLACES = ("usr/lib/*/libscalapack-mpich*.so*", "usr/lib*/libscalapack*.so*")
@@ -343,6 +344,17 @@ def copies(site: Site) -> Iterator[Finding]:
     yield Finding(INFO, copy_kernels.description())
     lacking = build_native.missing()
     yield warn_if(lacking, lacking, build_native.ADVICE, "waits in MPI end with their call")
+
+
+def imports(site: Site) -> Iterator[Finding]:
+    """Look for a package that makes each start of a process of Ray slow."""
+    yield warn_if(
+        find_spec(SLOW_IMPORT),
+        f"{SLOW_IMPORT}, which came with Jupyter's server, costs every process that imports Ray "
+        "1.4 s of CPU: jsonschema imports it where it is there, and it builds a grammar",
+        "`pip uninstall rfc3987-syntax`: no program needs it but for one format of JSON schemas",
+        "no package is known to make them slow",
+    )
 
 
 def mpi_library(site: Site) -> Iterator[Finding]:
@@ -653,6 +665,7 @@ def checks(ray_address: str, ray_cpus: float, peers: int) -> dict[str, Check]:
         "host name": own_name,
         "MPI library": mpi_library,
         "copies between array orders": copies,
+        "imports of Ray": imports,
         "OpenBLAS": openblas,
         "BLAS of ScaLAPACK": scalapack_blas,
         "open ports": open_ports,

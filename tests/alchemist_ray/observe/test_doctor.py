@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -222,6 +223,18 @@ def test_more_threads_than_cores_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     (found,) = node.threads()
     expect(found, WARN, "OMP_NUM_THREADS=100000")
+
+
+def test_a_package_that_slows_every_process_of_ray_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # it may be installed here
+    (found,) = node.imports(NOTHING)
+    expect(found, OK)
+    (tmp_path / "rfc3987_syntax.py").touch()
+    importlib.invalidate_caches()
+    (found,) = node.imports(NOTHING)
+    expect(found, WARN, "1.4 s of CPU", "pip uninstall")
 
 
 # --- the site, and Ray -----------------------------------------------------------------
