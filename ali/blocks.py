@@ -313,7 +313,8 @@ def norm_estimate(
     -----
     At most `ITERATIONS` products of each kind with `COLUMNS` vectors.
     """
-    width, rng = min(COLUMNS, n), np.random.default_rng(0)
+    width = min(COLUMNS, n)
+    rng = np.random.default_rng(0)
     vectors = rng.choice([-1.0, 1.0], (n, width)) / n
     vectors[:, 0] = 1 / n
     X = vectors.astype(dtype)
@@ -343,7 +344,8 @@ def norm_estimate(
 
 def lapack(name: str, count: int) -> Callable[..., None]:
     """A subroutine of SciPy's LAPACK, such as ``"dlaed4"``, with `count` arguments: see below."""
-    api, capsule = ctypes.pythonapi, ctypes.py_object(cython_lapack.__pyx_capi__[name])
+    api = ctypes.pythonapi
+    capsule = ctypes.py_object(cython_lapack.__pyx_capi__[name])
     api.PyCapsule_GetName.restype = ctypes.c_char_p
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     signature = ctypes.c_char_p(api.PyCapsule_GetName(capsule))

@@ -371,7 +371,8 @@ class _Checker:
                 if not np.array_equal(whole, case.arguments[name].toarray(), equal_nan=True):
                     wrong.append(f"it has changed its argument {name}, a sparse matrix")
             for name in self.matrices(case):
-                whole, declared = self.whole(arguments[name]), name in self.writes[case.routine]
+                whole = self.whole(arguments[name])
+                declared = name in self.writes[case.routine]
                 if name in case.changed and declared:
                     wanted = case.changed[name]
                     if not _equal(whole, wanted, case.rtol):

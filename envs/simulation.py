@@ -255,7 +255,8 @@ class Simulation:
         self.running = False
         self.steps = np.zeros(0, np.int64)
         self._closed = False
-        self._lost, self._rate = False, RestartRate()  # of the last gang: the next is a restart
+        self._lost = False  # a gang, so that the next start is a restart
+        self._rate = RestartRate()
         with contextlib.suppress(IndexError):
             self._rate = unreplaced[config.simulator()].pop()
             self._lost = True

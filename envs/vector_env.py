@@ -395,7 +395,8 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         """Begin the next episodes of the copies whose episode is over; the infos then."""
         ended = self._over.repeat(self._agents)
         last = list(iterate(self.observation_space, self._observation()))
-        infos_by_env, infos = self.infos_by_env(infos), {}
+        infos_by_env = self.infos_by_env(infos)
+        infos = {}
         for env, info in enumerate(infos_by_env):
             if ended[env]:
                 info = {"final_obs": last[env], "final_info": info}
@@ -424,7 +425,8 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def observed(self) -> list[NDArray[Any]]:
         """Copies of the last observations: the leaves of the space, (num_envs, ...) each."""
-        leaves, many = self.simulator.observed.leaves, self._agents > 1
+        leaves = self.simulator.observed.leaves
+        many = self._agents > 1
         return [
             kept.copy().reshape(self.num_envs, *leaf.shape(agent=many))
             for leaf, kept in zip(leaves, self._observations, strict=True)

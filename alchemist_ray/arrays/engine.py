@@ -276,7 +276,8 @@ class Engine:
         beside = next((v for v in (x, y) if isinstance(v, MatrixRef)), None)
         if beside is None and rules.number(x) is not None and rules.number(y) is not None:
             x, y = (np.asarray(v, np.result_type(np.asarray(x), np.asarray(y))) for v in (x, y))
-        mask, given = self.matrix(condition), [self._given(v, beside) for v in (x, y)]
+        mask = self.matrix(condition)
+        given = [self._given(v, beside) for v in (x, y)]
         handles = {n: v for n, v in zip("AB", given, strict=True) if isinstance(v, MatrixRef)}
         matrices: dict[str, Any] = {"condition": mask, **handles}
         routine, values = "where", dict[str, Any]()

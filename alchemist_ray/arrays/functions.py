@@ -299,7 +299,8 @@ def _unravel_index(engine: Engine, indices: Any, shape: Any) -> tuple[Any, ...]:
         raise DtypeError(f"np.unravel_index: indices are {indices.dtype}; they must be integers")
     if indices.size and not 0 <= indices.min() <= indices.max() < math.prod(shape):
         raise BadIndexError(f"np.unravel_index: an index is out of range for shape {tuple(shape)}")
-    indices, found = engine.cast(indices, np.int64), []
+    indices = engine.cast(indices, np.int64)
+    found = []
     for length in reversed(shape):
         found.append(indices % length)
         indices = indices // length

@@ -184,7 +184,9 @@ def accumulate(engine: Engine, in_place: Any, A: Any, key: Any, value: Any) -> N
         shape = (*chosen.shape, *A.shape[1:])
     else:
         rows, cols = _places(A, keys)
-        chosen, length, shape = rows * math.prod(A.shape[1:]) + cols, A.size, rows.shape
+        chosen = rows * math.prod(A.shape[1:]) + cols
+        length = A.size
+        shape = rows.shape
     given = engine.matrix(value, A)
     if given.shape != shape:
         given = engine.broadcast(given, shape)
@@ -418,7 +420,8 @@ def _name(A: Any, axis: int) -> str:
 
 def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int:
     """One index, checked; raises `BadIndexError`."""
-    what, length = _name(A, axis), A.shape[axis]
+    what = _name(A, axis)
+    length = A.shape[axis]
     if isinstance(given, slice):
         try:
             return range(length)[given]

@@ -1,7 +1,7 @@
 """The array API standard's namespace for the matrices of a gang.
 
-What a function is given decides what it does: NumPy's own functions come here through their
-protocols for handles, and stay NumPy for small 1-D arrays. So the namespace is NumPy's, where the
+The arguments of a function decide: NumPy's own functions come here through their protocols for
+handles, and stay NumPy for small 1-D arrays. So the namespace is NumPy's, where the
 standard has the name, but for creation: that takes place on the gang.
 """
 

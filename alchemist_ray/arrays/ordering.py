@@ -289,7 +289,8 @@ def _histogram(
     engine: Engine, a: Any, bins: Any = 10, range: Any = None, density: Any = None,
     weights: Any = None,
 ) -> Any:  # fmt: skip
-    shape, a = np.shape(a), rules.flat(a)
+    shape = np.shape(a)
+    a = rules.flat(a)
     whole = engine.astype(a, np.int32) if a.dtype.kind == "b" else a
     if isinstance(bins, str):
         if weights is not None:

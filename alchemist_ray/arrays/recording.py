@@ -1,4 +1,4 @@
-"""Expressions that are recorded, and computed when somebody needs their values.
+"""Expressions that are recorded, and computed when their values are needed.
 
 ``A * 2 + B`` gives a handle at once, of known shape and dtype. The first that asks for more of it
 (its id, to name it in a command) has it computed: the calls it consists of travel as one command,
@@ -200,7 +200,7 @@ class Recorder:
         return self._call("evaluate", op, steps, program.data, **matrices)
 
     def flush(self) -> None:
-        """Compute all expressions to which a handle refers. What fails is told who needs it."""
+        """Compute all expressions that have a handle; an error is raised where one is used."""
         with self._lock:
             waiting = list(self._waiting)
         for node in waiting:

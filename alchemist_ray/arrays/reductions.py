@@ -137,7 +137,8 @@ def _mean(name: str) -> Implementation:
         engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False, *,
         where: Any = True,
     ) -> Any:  # fmt: skip
-        whole, keep = engine.cast(a, dtype), bool(keepdims)
+        whole = engine.cast(a, dtype)
+        keep = bool(keepdims)
         if where is True:
             found = engine.reduce(name, whole, axis, keepdims=keep)
         else:
@@ -171,7 +172,8 @@ def _deviation(given: str) -> Implementation:
         correction: Any = None, keepdims: Any = False, where: Any = True,
     ) -> Any:  # fmt: skip
         name = given if a.dtype.kind in "fc" else op  # as NumPy: also in what has no variance
-        a, keep = engine.cast(a, dtype), bool(keepdims)
+        a = engine.cast(a, dtype)
+        keep = bool(keepdims)
         less = ddof if correction is None else correction
         if where is True and less == int(less) and less >= 0:
             return engine.reduce(name, a, axis, keepdims=keep, ddof=int(less))

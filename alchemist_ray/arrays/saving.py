@@ -27,7 +27,8 @@ def save(
     ref: MatrixRef, path: str | os.PathLike[str], *, columns: Sequence[str] | None, **options: Any
 ) -> None:
     """See `Handle.save`, which has the other `options`, too."""
-    where, token = as_path(path), uuid.uuid4().hex[:12]
+    where = as_path(path)
+    token = uuid.uuid4().hex[:12]
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise BadArgumentError(f"columns={columns!r}: it must be a list of names of columns")
     if columns is None and ref.columns and where.rstrip("/").endswith(TABLES):

@@ -388,10 +388,9 @@ def _cov(
 
 def _observations(engine: Engine, x: Any, rowvar: bool) -> Any:
     whole = engine.matrix(x)
-    if whole.ndim < 2:
+    if whole.ndim < 2 or (rowvar and whole.shape[0] == 1):
         return engine.reshape(whole, (-1, 1))
-    return engine.transpose(whole) if rowvar and whole.shape[0] != 1 else (
-        engine.reshape(whole, (-1, 1)) if rowvar else whole)  # fmt: skip
+    return engine.transpose(whole) if rowvar else whole
 
 
 @implements(np.corrcoef)

@@ -44,7 +44,7 @@ class GangAddress:
     nodes : tuple of NodeAddress
         The data endpoint of each node.
     hosts, node_ids : tuple of str
-        The name and the Ray id of each node. What each rank is, `list_workers` asks the gang.
+        The name and the Ray id of each node. `list_workers` describes each rank.
     incarnation : str
         Name of this incarnation: of its processes, folders and reservation.
     shared : bool

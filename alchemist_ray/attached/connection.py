@@ -542,7 +542,7 @@ WRITE_ARRAYS = frozenset({"assign", "assign_elements", "put_elements", "update"}
 
 
 def channel_between(ours: GangConnection, theirs: GangConnection, name: str, fields: int) -> Body:
-    """What a call of one gang needs of a channel to another one; a gateway adds how to reach it."""
+    """The entry of a channel in the field ``channels`` of a call; a gateway adds the addresses."""
     of, to = ours.address, theirs.address
     about: Body = {"other": to.gang, "fields": fields}
     if ours.transport.token:

@@ -92,7 +92,7 @@ class SocketChannel:
         Of the dispatcher, for messages.
     on_frame : callable(body, op), optional
         Called by the thread that reads, with each frame and the command that it is for (empty:
-        nobody waits for it), before the thread that waits goes on.
+        no thread waits for it), before the thread that waits goes on.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class SocketChannel:
                 self._calls[call.ident] = call
         try:
             with self._sending, DeferredInterrupt():
-                # A command without a number gets no answer: nobody would read it.
+                # A command without a number gets no answer.
                 self._connection.send(
                     Kind.COMMAND, {**body, "id": call.ident} if answered else body
                 )

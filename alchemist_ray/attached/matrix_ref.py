@@ -216,7 +216,7 @@ class MatrixRef:
 
 
 def argument_ref(value: Any) -> MatrixRef | None:
-    """What names the matrix of an argument of code on the ranks; None for other values.
+    """The reference in an argument of code on the ranks; None for other values.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def argument_ref(value: Any) -> MatrixRef | None:
 
 
 def ref_of(value: Any) -> MatrixRef | None:
-    """What names the matrix of a handle, also of a sparse one or of dates; None for others."""
+    """The reference of a handle, also of a sparse one or of dates; None for other values."""
     if not isinstance(value, MatrixRef):
         value = vars(type(value)).get("matrix_ref") and value.matrix_ref
     return value if isinstance(value, MatrixRef) else None

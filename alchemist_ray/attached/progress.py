@@ -107,7 +107,8 @@ def as_text(lines: Iterable[Line]) -> str:
     )
 
 
-_folder: ContextVar[Path | None] = ContextVar("alchemist_output")  # None: lines are dropped
+SHOWN = Path()  # on this process's streams
+_folder: ContextVar[Path | None] = ContextVar("alchemist_output", default=SHOWN)  # None: dropped
 
 
 @contextmanager
@@ -127,7 +128,8 @@ def show(lines: Iterable[Line]) -> None:
 
     Or where `output_to` says. Notices, which are no rank's, are always shown.
     """
-    if (folder := _folder.get(here := Path())) is not here:
+    folder = _folder.get()
+    if folder is not SHOWN:
         for rank, printed in itertools.groupby(lines, lambda line: line[0]):
             text = "".join(f"{text}\n" for _, _, text in printed)
             if rank < 0:

@@ -205,7 +205,8 @@ class DatasetSource:
         row = 0
         with BlockSender(connection, target, self._decoder, progress) as sender:
             while self._sources:
-                i, source = len(self._rows) - len(self._sources), self._sources.pop(0)
+                i = len(self._rows) - len(self._sources)
+                source = self._sources.pop(0)
                 shape = (self._rows[i], self.shape[1])
                 if shape[0]:
                     sender.add(SourceBlock(source, (row, 0), shape, _label(i)))
@@ -239,7 +240,8 @@ def inspect(
         raise DtypeError(f"cannot send a {type(source).__name__} of ray.data: send a Dataset")
     bundles = _execute(source)
     sources: list[Any] = [ref for bundle in bundles for ref in bundle.block_refs]
-    blocks, decoder = _declared(bundles), RowsDecoder(missing=missing)
+    blocks = _declared(bundles)
+    decoder = RowsDecoder(missing=missing)
     if blocks is None:
         inspected = inspect_objects(sources, [_label(i) for i in range(len(sources))], decoder)
         blocks = [block for block, _ in inspected]

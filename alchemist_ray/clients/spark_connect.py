@@ -201,14 +201,14 @@ def send_partition(
     from pyspark import TaskContext  # noqa: PLC0415
 
     task: Any = TaskContext.get()
-    nodes, width = NodeConnections(endpoints), target.distribution.shape[1]
+    nodes = NodeConnections(endpoints)
     row = starts.get(task.partitionId(), 0)
     times: dict[int, NodeTimes] = {}
     try:
         for batch in batches:
             with refusals():
                 rows = arrow_columns.gathered(open_table(batch, missing), target.dtype)
-            region = Region(row, row + batch.num_rows, 0, width)
+            region = Region(row, row + batch.num_rows, 0, rows.shape[1])
             with MatrixWriter(nodes, target, None, None, region) as writer:
                 writer.write_block(rows, (row, 0))
             add_times(times, writer.times)

@@ -58,7 +58,7 @@ def driver_name(edition: str) -> str:
 
 
 def actors_named(prefix: str) -> list[str]:
-    """What follows this in the names of our actors in this Ray cluster."""
+    """The names of our actors in this Ray cluster that begin with this, without it."""
     found = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in found if actor["namespace"] == NAMESPACE]
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

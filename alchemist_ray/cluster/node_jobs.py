@@ -286,9 +286,9 @@ def panels(
 ) -> Iterator[Sequence[ArrayBlock]]:
     """The same elements in larger blocks, where blocks are adjacent.
 
-    Those that are not small come as they are, all at once. What is yielded must be
-    used before the next is asked for. `share_out` runs a function for each of some numbers, in
-    this thread or in several.
+    Blocks that are not small come as they are, all at once. Use each yielded block before
+    asking for the next one. `share_out` runs a function for each of some numbers, in this thread
+    or in several.
     """
     most = PANEL // dtype.itemsize
     small, whole = [], []

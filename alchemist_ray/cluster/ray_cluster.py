@@ -136,8 +136,10 @@ def join_ray(workers: int | None, *, start: bool = True, limit_s: float = START_
 def _no_abort_after_sigterm() -> None:
     """Give this program the time that it needs after SIGTERM to save its state and to end.
 
-    `ray.init` sets a handler, which exits, and then another one over it (abseil's of failures),
-    which calls the first, but aborts the program 3 s later. Setting the first again removes that.
+    1. `ray.init` sets a handler, which exits.
+    2. It sets abseil's handler of failures over it, which calls the first one, and aborts the
+       program 3 s later.
+    3. Setting the first one again removes the second.
     """
     handler = signal.getsignal(signal.SIGTERM)
     if callable(handler) and threading.current_thread() is threading.main_thread():
@@ -305,7 +307,8 @@ class _StartWatch:
         self._agent = agent
         self.died = ""
         self.over = threading.Event()
-        self._others, self._folder = set(others), folder
+        self._others = set(others)
+        self._folder = folder
         self._seen = set[psutil.Process]()
         threading.Thread(target=self._watch, name="alchemist-ray-start", daemon=True).start()
 
@@ -348,7 +351,8 @@ class _StartWatch:
         return set(self._seen)
 
     def _watch(self) -> None:
-        begun, running = time.monotonic(), dict[int, str]()
+        begun = time.monotonic()
+        running = dict[int, str]()
         slow = True
         while not self.over.wait(WATCH_INTERVAL_S) and not self.died:
             alive = set[int]()

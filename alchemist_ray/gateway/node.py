@@ -46,7 +46,8 @@ class _Chunk:
     def take(self, connection: Connection, times: NodeTimes) -> None:
         """Receive the answer: the elements of the array."""
         clock = time.perf_counter()
-        frame, out = connection.expect(Kind.DATA, GATEWAY_TIMEOUT_S), self.array
+        frame = connection.expect(Kind.DATA, GATEWAY_TIMEOUT_S)
+        out = self.array
         connection.sock.settimeout(GATEWAY_TIMEOUT_S)
         if frame.payload_nbytes != out.nbytes:
             raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {out.nbytes}")
@@ -232,7 +233,8 @@ class GatewayNode(NodeConnection):
         self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
     ) -> NodeTimes:
         lane = self._lanes[stream]
-        begun, before = time.perf_counter(), lane.times.serialize_s
+        begun = time.perf_counter()
+        before = lane.times.serialize_s
         self._move(_SentChunk, target, region, array, stream)
         spent = lane.times.serialize_s - before
         nbytes = array.size * target.dtype.itemsize

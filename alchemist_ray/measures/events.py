@@ -1,4 +1,4 @@
-"""What happens to gangs and their commands, each declared once: log line, metrics, span.
+"""The events of gangs and their commands, each declared once: log line, metrics, span.
 
 `note` writes the line, counts the metrics (`metrics`) and keeps the span for traces (`trace`).
 """

@@ -88,7 +88,8 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def _drop_arguments(self) -> None:
         """They may be large, and the future stays as long as the program refers to it."""
-        self.task, self.refs = {}, []
+        self.task = {}
+        self.refs = []
 
     def _leave(self) -> None:
         """Have the ranks leave the call, as soon as its command has been sent."""
@@ -104,7 +105,9 @@ class CallFuture(concurrent.futures.Future[Any]):
         with self._ending:
             if self.cancelled():
                 return None
-            self._connection, task, refs = connection, self.task, self.refs
+            self._connection = connection
+            task = self.task
+            refs = self.refs
         try:
             if refs:
                 values = ask(refs)
@@ -273,7 +276,8 @@ class Executor(concurrent.futures.Executor):
         try:
             host = take(key, first=False)
             if host is None and first:
-                since, host = time.monotonic(), take(key, first=True)
+                since = time.monotonic()
+                host = take(key, first=True)
         except Exception as error:  # no cluster, no driver
             failed = error
         with self._changed:

@@ -75,7 +75,8 @@ class OwnGang(GangHandle):
             if self.ended:
                 return
             self.ended = True
-            shared, kept = self.shared, False
+            shared = self.shared
+            kept = False
             if shared is not None:
                 shared.gangs -= 1
                 kept = shared.gangs > 0 or (reusable and _open.get(shared.owner) is shared)

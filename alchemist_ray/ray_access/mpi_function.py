@@ -294,8 +294,8 @@ class _Pool:
         free = min(hosts, key=lambda host: host.load, default=None)
         if free is None or free.load:
             room = self._room()  # also for the first gang: the next call compares with it
-            each, gpus = key.gang.each, ray.available_resources().get("GPU", 0.0)
-            if each.room({"CPU": room, "GPU": gpus}) >= key.num_workers:
+            gpus = ray.available_resources().get("GPU", 0.0)
+            if key.gang.each.room({"CPU": room, "GPU": gpus}) >= key.num_workers:
                 free = self._another(options)
         return free
 
@@ -341,7 +341,7 @@ class _Pool:
 
 
 def gang_key(options: FunctionOptions) -> FunctionOptions:
-    """What calls that share gangs have in common."""
+    """The options that must be equal for calls to share gangs."""
     return replace(options, timeout_s=None, idle_s=0.0)
 
 

@@ -201,7 +201,7 @@ class Gang:
         self._begin_watches()
 
     def _prepare(self, request: GangRequest) -> None:
-        """What this launch has of its own. If it fails, there is no launch."""
+        """Set the attributes of this launch. If it fails, there is no launch."""
         self._driver = find_driver(self._name if request.options.detached else "")
         self.request = request
         self._created = time.time()
@@ -546,7 +546,8 @@ class Gang:
         self._life.enter(GangState.READY)
 
     async def _start_again(self, error: AlchemistError) -> str:
-        old, node_lost = self._now, await self._node_lost(error)
+        old = self._now
+        node_lost = await self._node_lost(error)
         await old.release()
         if node_lost:
             await self.cpus.release()  # others are reserved at the start

@@ -22,9 +22,9 @@ AFTER = {
 class Life:
     """From a launch to the end, again and again.
 
-    Who enters another state only says what is to be done: the task does it. The work of a state
-    has ended, or was cancelled, before that of the next one begins. So no two works meet, none has
-    to be told to stop, and no state is left without what follows it.
+    `enter` only names the next state: the task does its work. The work of a state has ended, or
+    was cancelled, before that of the next state begins. So the works of two states never run at
+    the same time, and each state is followed by another one.
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ class Life:
             return
         if state not in self.state.next:
             raise RuntimeError(f"gang {self._name} cannot go from state {self.state} to {state}")
-        self.state, begins = state, self.state is GangState.NONE
+        begins = self.state is GangState.NONE
+        self.state = state
         left, self._left = self._left, asyncio.Event()
         left.set()
         if begins:

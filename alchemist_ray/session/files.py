@@ -152,7 +152,8 @@ class SessionFiles(GangOwner):
         stamp = library.routine("stamp")(where) if recovers else ""
         categories = "{}"
         if sparse:
-            handle, names = library.routine("load_sparse")(where), []
+            handle = library.routine("load_sparse")(where)
+            names = []
         else:
             handle, names, categories = library.routine("load")(
                 where, layout=layout, **options, **chosen

@@ -122,7 +122,8 @@ class HeldGang:
 
     def use(self, connection: GangConnection | None) -> None:
         """The session has these workers now."""
-        self.connection, self.libraries = connection, {}
+        self.connection = connection
+        self.libraries = {}
         if connection is not None:
             connection.holder = weakref.ref(self)
 
@@ -255,7 +256,8 @@ class GangOwner:
         After the loss of a gang this starts the next one; handles of the lost gang are stale.
         """
         self._check_open()
-        num_workers, env = checked_workers(num_workers), checked_env(env)
+        num_workers = checked_workers(num_workers)
+        env = checked_env(env)
         with self._changing_workers():
             if self._connection is not None and self._alive():
                 raise GroupError(

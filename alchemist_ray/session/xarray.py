@@ -72,7 +72,9 @@ def open_dataset(
         packed = decoding.get("mask_and_scale", True)
 
         def variable(name: str) -> Any:
-            A, dtype, attrs = load(path, dataset=place + name), kinds[name], stored[name].attrs
+            A = load(path, dataset=place + name)
+            dtype = kinds[name]
+            attrs = stored[name].attrs
             if not packed:
                 attrs = {key: its for key, its in attrs.items() if key not in PACKED}
             its = stored[name].variable._replace(attrs=attrs)

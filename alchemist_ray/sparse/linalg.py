@@ -170,7 +170,9 @@ def _solved(
         raise BadArgumentError(
             f"M={M!r}: the name of a preconditioner of PETSc, such as 'gamg', 'bjacobi', 'jacobi'"
         )
-    petsc, x, tol = _library(A, "petsc"), _double(b), rtol
+    petsc = _library(A, "petsc")
+    x = _double(b)
+    tol = rtol
     residual = np.inf
     for _ in range(ATTEMPTS):
         given = {**TRUE_NORM.get(method, {}), **dict(options)}

@@ -144,7 +144,8 @@ def _send(
 ) -> Any:
     if (sparse := of_layout(layout)) is not None and source.shape != (sparse.nbytes, 1):
         raise LayoutError(f"layout={layout[:40]!r} is for sparse matrices of SciPy only")
-    epoch, begun = connection.address.epoch, events.now()
+    epoch = connection.address.epoch
+    begun = events.now()
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
     token = uuid.uuid4().hex  # of both commands: either can be repeated after a lost answer
     columns = columns_to_wire(source.columns, str(source.dtype) if is_time(source.dtype) else "")

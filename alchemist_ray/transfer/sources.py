@@ -416,7 +416,8 @@ class IteratorSource:
         """
         times: dict[int, NodeTimes] = {}
         for block, (row, col) in self._placed():
-            (m, n), steps = block.shape, connection.options.buffer_bytes
+            m, n = block.shape
+            steps = connection.options.buffer_bytes
             region = Region(row, row + m, col, col + n)
             with MatrixWriter(connection.nodes, target, progress, steps, region) as writer:
                 writer.write_block(block, (row, col))
@@ -455,7 +456,8 @@ class IteratorSource:
             yield room[:held]
 
     def _checked(self) -> Iterator[Array]:
-        (m, n), row = self.shape, 0
+        m, n = self.shape
+        row = 0
         for number, block in enumerate(_theirs(self.blocks)):
             name = f"block {number} (row {row})"
             try:

@@ -94,7 +94,8 @@ class TableSource:
 
     def _panel(self, blocks: Sequence[ArrayBlock], rows: int) -> list[ArrayBlock]:
         """Blocks below each other and side by side as one."""
-        panel, first = np.empty((rows, self.shape[1]), self.dtype, "F"), blocks[0].origin[0]
+        panel = np.empty((rows, self.shape[1]), self.dtype, "F")
+        first = blocks[0].origin[0]
         for array, (row, col) in blocks:
             panel[row - first : row - first + len(array), col : col + array.shape[1]] = array
         return [ArrayBlock(panel, (first, 0))]

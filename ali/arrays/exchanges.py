@@ -148,7 +148,8 @@ def array_of(ctx: Context, values: Array, positions: Array, shape: Sequence[int]
     Each element crosses the network once, with its position. Memory: three copies of this rank's
     elements and positions.
     """
-    size, (_, n) = ctx.size, stored_shape(shape)
+    size = ctx.size
+    _, n = stored_shape(shape)
     found = ctx.empty(shape, values.dtype)
     places, elements = to_owners(ctx, positions // max(1, n) % size, positions, values)
     if elements.size:
@@ -256,12 +257,14 @@ def permuted(ctx: Context, A: DistMatrix, order: Sequence[int]) -> DistMatrix:
         if B.local.size:
             B.local[...] = A.local.transpose(order)
         return B
-    A, size = ctx.to_layout(A, "VC_STAR"), ctx.size
+    A = ctx.to_layout(A, "VC_STAR")
+    size = ctx.size
     B = ctx.empty(shape, A.dtype)
     mine = with_axes(A).transpose(order)
     parts = [mine[rank::size].reshape(-1) for rank in range(size)]
     received, ends = exchange_pieces(ctx, np.concatenate(parts), [part.size for part in parts])
-    whole, place = with_axes(B), list(order).index(0)
+    whole = with_axes(B)
+    place = list(order).index(0)
     for rank, part in enumerate(np.split(received, ends[:-1])):
         there = whole[(slice(None),) * place + (slice(rank, None, size),)]
         there[...] = part.reshape(there.shape)
@@ -296,7 +299,8 @@ def reshaped(ctx: Context, A: DistMatrix, shape: Sequence[int]) -> DistMatrix:
         A = ctx.to_layout(A, "VC_STAR")
         return array_of(ctx, block(A).reshape(-1), positions_of(ctx, A).reshape(-1), wanted)
     if longer > run:
-        run, A = longer, ctx.to_layout(A, Form("VC", "STAR", longer // old[1]).layout)
+        run = longer
+        A = ctx.to_layout(A, Form("VC", "STAR", longer // old[1]).layout)
     B = ctx.empty(wanted, A.dtype, Form(form(A.layout).rows, "STAR", run // new[1]).layout)
     _copy_in_order(A, B)
     return B

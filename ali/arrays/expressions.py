@@ -178,7 +178,8 @@ class Expression(Unstored):
         # Which step's buffer takes each result: that of a dead result of the same dtype.
         first = len(runs) + len(numbers)
         last = {i: k for k, op in enumerate(operations) for i in op.operands}
-        self._code, free = list[tuple[Any, tuple[int, ...], int]](), dict[Any, list[int]]()
+        self._code = list[tuple[Any, tuple[int, ...], int]]()
+        free = dict[Any, list[int]]()
         slots, dtypes = list[int](), list[np.dtype[Any]]()
         for k, (function, places, dtype) in enumerate(operations):
             spare = free.setdefault(dtype, [])

@@ -238,7 +238,8 @@ def _places_of_bytes(function: Callable[..., Array], local: Array) -> tuple[Arra
     width = math.isqrt(n)
     for part in panels(len(local), CHUNK // 64):
         rows = local[part]
-        first, top = np.zeros(len(rows), np.int64), best.reduce(rows[:, :width], axis=1)
+        first = np.zeros(len(rows), np.int64)
+        top = best.reduce(rows[:, :width], axis=1)
         for across in panels(n - width, width):
             value = best.reduce(rows[:, across.start + width : across.stop + width], axis=1)
             ahead = better(value, top)

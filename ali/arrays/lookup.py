@@ -239,7 +239,8 @@ def take_along_axis(
     if along == 1:
         A, indices = operand(A, "T"), operand(indices, "T")
     A, indices = ctx.to_layout(A, "VC_STAR"), ctx.to_layout(indices, "VC_STAR")
-    asked, length = block(indices).astype(np.int64), A.shape[0]
+    asked = block(indices).astype(np.int64)
+    length = A.shape[0]
     wrong = (asked < -length) | (asked >= length)
     bad = np.concatenate(gathered(ctx, asked[wrong][:1]))
     require(

@@ -332,7 +332,8 @@ def plan(
     else:
         shape = stored_shape(broadcast_shape(op, (A, B)))
         A, B = as_rows((A, B))
-        way, layout = "elementwise", common_layout((A, B), shape)
+        way = "elementwise"
+        layout = common_layout((A, B), shape)
         wanted = [part_layout(layout, x.shape, shape) for x in (A, B)]
     left, right = wanted
     return layout, left, right, received(A, left), received(B, right), way

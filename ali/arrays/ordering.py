@@ -121,7 +121,8 @@ def cumulative(
     communication if ranks have whole lines.
     """
     require_choice("cumulative", "op", op, SCANS)
-    function, work = SCANS[op], canonical(ctx, A, axis)
+    function = SCANS[op]
+    work = canonical(ctx, A, axis)
     kind = sum_dtype(A.dtype)
     wide = np.result_type(kind, np.float64) if kind.kind in "fc" else kind
     m, n = work.shape
@@ -228,7 +229,8 @@ def _sorted_columns(ctx: Context, work: DistMatrix, ordered: bool) -> DistMatrix
         rows, start = contiguous_rows(ctx, work)
     else:  # equal elements are alike: any block will do
         dealt = work.layout.partition(":")[0] == "VC_STAR"
-        rows, start = block(work if dealt else ctx.to_layout(work, "VC_STAR")), 0
+        rows = block(work if dealt else ctx.to_layout(work, "VC_STAR"))
+        start = 0
     columns = []
     for j in range(work.shape[1]):
         if ordered:
@@ -334,7 +336,8 @@ def _piece_sizes(ctx: Context, values: Array) -> Array:
 
 def _cuts(ctx: Context, values: Array) -> list[int]:
     """Where to cut this rank's sorted elements: one piece for each rank."""
-    size, count = ctx.size, min(SAMPLES, values.size)
+    size = ctx.size
+    count = min(SAMPLES, values.size)
     places = (2 * np.arange(count, dtype=np.int64) + 1) * values.size // max(1, 2 * count)
     samples = gathered(ctx, values[places])
     owners = np.repeat(np.arange(size), [len(one) for one in samples])

@@ -469,7 +469,8 @@ class _Agreement:
 
     def begin(self, message: Any) -> None:
         """This rank's process has reached the point."""
-        self._message, self._told = pickle.dumps(message), None
+        self._message = pickle.dumps(message)
+        self._told = None
         self.interval_s = AGREE_S
         self._size[0] = len(self._message)
         self._started(self._comm.Iallgather(self._size, self._sizes))

@@ -281,7 +281,8 @@ def setup(ctx: Context, config: str) -> None:
         For missing or unknown keys.
     """
     options = json.loads(config)
-    argv, unknown = options.get("argv"), sorted(set(options) - set(KEYS))
+    argv = options.get("argv")
+    unknown = sorted(set(options) - set(KEYS))
     words = isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)
     if unknown or not words or not isinstance(options.get("spec"), dict):
         raise Failure(

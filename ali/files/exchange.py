@@ -175,7 +175,8 @@ class ArraySource:
     """
 
     def __init__(self, array: Any, opened: contextlib.ExitStack | None = None) -> None:
-        self._array, self._opened = array, opened or contextlib.ExitStack()
+        self._array = array
+        self._opened = opened or contextlib.ExitStack()
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         return About(tuple(self._array.shape), np.dtype(self._array.dtype), self.grain())
@@ -241,7 +242,8 @@ def scatter(
     -----
     Elements are cast by the reading rank, and cross the network once per copy of the layout.
     """
-    every, buffers = rounds(ctx, boxes), Buffers()
+    every = rounds(ctx, boxes)
+    buffers = Buffers()
     for number, those in enumerate(every, 1):
         ctx.check()
         mine = those[ctx.rank]
@@ -269,7 +271,8 @@ def gather(
     path: str,
 ) -> None:
     """Pass a matrix to `write` in boxes: each rank its own, C-ordered, in order. Collective."""
-    every, buffers = rounds(ctx, boxes), Buffers()
+    every = rounds(ctx, boxes)
+    buffers = Buffers()
     group_of = {member: group for group in matrix.distribution.owners() for member in group}
     for number, those in enumerate(every, 1):
         ctx.check()

@@ -183,7 +183,8 @@ class RawSink:
             self._put(row, first + i * row_bytes)
 
     def _put(self, values: Array, offset: int) -> None:
-        first, view = offset, values.reshape(-1).view(np.uint8).data
+        first = offset
+        view = values.reshape(-1).view(np.uint8).data
         while view:
             put = os.pwrite(self._fd, view, offset)
             view = view[put:]

@@ -63,7 +63,8 @@ def table_of(pyarrow: Any, values: Array, names: list[str]) -> Any:
 
 def names_of(spec: Spec, path: str) -> list[str]:
     """The names of a table's columns, as given or c0, c1, ... Raises `Failure`."""
-    n, names = spec.shape[1], list(spec.options.names)
+    n = spec.shape[1]
+    names = list(spec.options.names)
     if spec.dtype.kind == "c":
         words = f"{Place(path).suffix} has no complex numbers: save .npy, .h5 or .zarr instead"
         raise Failure("DtypeError", f"{path}: {words}")

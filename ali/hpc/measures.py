@@ -297,7 +297,8 @@ def _ping_pong(
     sent, received = _message(size, ctx.rank), np.zeros(size, np.uint8)
     if fault and size and ctx.rank == ranks[0]:
         sent[0] ^= 1
-    comm, other = ctx.comm, ranks[1 - ranks.index(ctx.rank)]
+    comm = ctx.comm
+    other = ranks[1 - ranks.index(ctx.rank)]
 
     def begin() -> None:
         MPI.Comm.Send(comm, [sent, MPI.BYTE], other)

@@ -54,7 +54,8 @@ def tree_reduce(comm: MPI.Intracomm, group: Sequence[int], mine: Array, join: Jo
     join : callable
         ``join(a, b)``, associative up to rounding. It may overwrite b, but not a.
     """
-    result, me = np.ascontiguousarray(mine), list(group).index(comm.rank)
+    result = np.ascontiguousarray(mine)
+    me = list(group).index(comm.rank)
     if len(group) == 1:
         return result
     step, children = 1, []

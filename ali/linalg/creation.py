@@ -261,7 +261,8 @@ class RowStreams:
 
 def normal_rows(rows: range, n: int, seed: int, purpose: int) -> Array:
     """These rows of a matrix of independent standard normal numbers. No communication."""
-    found, streams = np.empty((len(rows), n)), RowStreams(seed, purpose)
+    found = np.empty((len(rows), n))
+    streams = RowStreams(seed, purpose)
     for row, values in zip(rows, found, strict=True):
         streams.at(row).standard_normal(out=values)
     return found

@@ -113,7 +113,8 @@ class RankOne:
 
     def __init__(self, ctx: Context, d: Array, z: Array, rho: float) -> None:
         k = len(d)
-        self._d, self._explicit = d, None
+        self._d = d
+        self._explicit = None
         if k <= 2:  # where laed4 returns something else
             self.values, self._explicit = np.linalg.eigh(np.diag(d) + rho * np.outer(z, z))
             return
@@ -197,7 +198,8 @@ def tridiagonal_eigh(ctx: Context, d: Array, e: Array) -> tuple[Array, DistMatri
         ctx.comm.Bcast(vectors)
         return values, ctx.new_replicated(vectors, "VC_STAR")
     ctx.check()
-    rho, cut = abs(float(e[half - 1])), d.copy()
+    rho = abs(float(e[half - 1]))
+    cut = d.copy()
     cut[half - 1 : half + 1] -= rho
     upper, Z1 = tridiagonal_eigh(ctx, cut[:half], e[: half - 1])
     lower, Z2 = tridiagonal_eigh(ctx, cut[half:], e[half:])
@@ -225,7 +227,8 @@ def _merged(
     rank_one = RankOne(ctx, left.d[kept], left.z, left.rho) if kept.size else None
     values = np.concatenate([rank_one.values if rank_one else left.d[:0], left.d[left.known]])
     Z = ctx.empty((n, n), np.float64)
-    out, top = block(Z), rows_before(half, ctx.rank, ctx.size)
+    out = block(Z)
+    top = rows_before(half, ctx.rank, ctx.size)
     for some in panels(n, min(MERGE_WIDTH, panel_width(n, 8))):
         ctx.check()
         U = np.zeros((n, some.stop - some.start))

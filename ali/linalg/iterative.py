@@ -9,6 +9,7 @@ convergence of true residuals", SIAM J. Sci. Comput. 22(3), 2000.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -155,82 +156,127 @@ def search(
         LinAlgError, on every rank.
     """
 
-    def dots(a: Array, b: Array) -> Array:
-        """Inner products of columns, the same bits on every rank: all decisions depend on them."""
-        products = column_dots(a, b)
-        if not replicated:
-            return sum_over_ranks(ctx.comm, products)
-        ctx.comm.Bcast(products)  # ranks may round differently: the result of rank 0 counts
-        return products
-
-    def improved(R: Array, square: Array) -> tuple[Array, Array]:
-        """The residual after `precondition`, and its inner products with the residual."""
-        if precondition is None:
-            return R, square
-        Z = precondition(R)
-        return Z, dots(R, Z)
-
     own_largest = np.abs(right).max(axis=0, initial=0).astype(np.float64)
     largest = tree_reduce(ctx.comm, range(ctx.size), own_largest, np.maximum)
     _refuse_nonfinite(name, largest)
     # Powers of two, so that scaling is exact.
     units = np.ldexp(1.0, np.where(largest > 0, np.frexp(largest)[1] - 1, 0))
     scaled = (right / units).astype(right.dtype)
-    X = np.zeros(right.shape, right.dtype)
-    scale = dots(scaled, scaled)
-    scale[scale == 0] = 1.0
-    R, count, last, best = scaled.copy(), 0, np.inf, np.inf
-    while True:  # from the true residual
-        now = dots(R, R)
-        _refuse_nonfinite(name, now)
-        worst = float(np.sqrt(now / scale).max())
-        if worst <= tol:
-            break
-        if count == max_iterations or worst > PROGRESS * last:
-            why = (
-                "allow more iterations"
-                if count == max_iterations
-                else "rounding errors prevent a smaller one"
-            )
-            raise Failure(
-                "LinAlgError",
-                f"{name}: did not converge: a relative residual of {worst:.1e} after {count} "
-                f"iterations, and tol is {tol:.1e}: {why}, or choose a larger tol",
-            )
-        last = worst
-        Z, descent = improved(R, now)
+    columns = _Columns(ctx, name, times, tol, max_iterations, replicated, precondition, scaled)
+    residual = columns.solve()
+    return (columns.X * units).astype(right.dtype), columns.count, residual
+
+
+@dataclass
+class _Columns:
+    """The systems of equations of one operator, a column each; arguments as of `search`.
+
+    Attributes
+    ----------
+    X : ndarray
+        Of the same shape as `right`.
+    count : int
+        Iterations.
+    """
+
+    ctx: Context
+    name: str
+    times: Callable[[Array], Array]
+    tol: float
+    max_iterations: int
+    replicated: bool
+    precondition: Callable[[Array], Array] | None
+    right: Array
+    count: int = 0
+    best: float = np.inf
+
+    def __post_init__(self) -> None:
+        self.X = np.zeros(self.right.shape, self.right.dtype)
+        self.scale = self._dots(self.right, self.right)
+        self.scale[self.scale == 0] = 1.0
+
+    def solve(self) -> float:
+        """The largest relative residual, computed from X, when it is at most tol."""
+        last = np.inf
+        R = self.right.copy()
+        squares = self._squares(R)
+        while (worst := self._worst(squares)) > self.tol:
+            if self.count == self.max_iterations or worst > PROGRESS * last:
+                raise self._not_converged(worst)
+            last = worst
+            self._descend(R, squares)
+            R = self.right - self.times(self.X)
+            squares = self._squares(R)
+        return worst
+
+    def _descend(self, R: Array, squares: Array) -> None:
+        """Iterate until the residual of the recurrence reaches tol."""
+        Z, descent = self._improved(R, squares)
         D = Z.copy()
-        # Until the residual of the recurrence reaches tol.
-        while (worst := float(np.sqrt(now / scale).max())) > tol and count < max_iterations:
-            ctx.check()
-            best = min(best, worst)
-            ctx.progress(
-                float(min(1.0, max(0.0, np.log(best) / np.log(tol)))) if tol < 1 else 0.0,
-                f"iteration {count}: residual {worst:.1e}",
-            )
-            P = times(D)
-            curvature = dots(D, P)
-            _refuse_nonfinite(name, curvature)
+        while (worst := self._worst(squares)) > self.tol and self.count < self.max_iterations:
+            self._tell(worst)
+            P = self.times(D)
+            curvature = self._finite(self._dots(D, P))
             # Columns far below tol are finished: rounding errors would spoil them.
-            going = now > (0.1 * tol) ** 2 * scale
+            going = squares > (0.1 * self.tol) ** 2 * self.scale
             require(
                 bool((np.minimum(curvature, descent)[going] > 0).all()),
                 "LinAlgError",
-                f"{name}: A is not positive definite (or tol={tol:.1e} is below what its "
-                "condition allows)",
+                f"{self.name}: A is not positive definite (or tol={self.tol:.1e} is below what "
+                "its condition allows)",
             )
-            step = np.where(going, descent / np.where(going, curvature, 1), 0)
-            _refuse_nonfinite(name, step)
-            X += (step * D).astype(X.dtype)
-            R -= (step * P).astype(X.dtype)
-            now, before = dots(R, R), descent
-            _refuse_nonfinite(name, now)
-            Z, descent = improved(R, now)
+            step = self._finite(np.where(going, descent / np.where(going, curvature, 1), 0))
+            self.X += (step * D).astype(R.dtype)
+            R -= (step * P).astype(R.dtype)
+            squares = self._squares(R)
+            before = descent
+            Z, descent = self._improved(R, squares)
             turn = np.where(going, descent / np.where(before > 0, before, 1), 0)
-            D = (turn * D + Z).astype(X.dtype)
-            count += 1
-        R = scaled - times(X)
-    return (X * units).astype(right.dtype), count, worst
+            D = (turn * D + Z).astype(R.dtype)
+            self.count += 1
+
+    def _dots(self, a: Array, b: Array) -> Array:
+        """Inner products of columns, the same bits on every rank: all decisions depend on them."""
+        products = column_dots(a, b)
+        if not self.replicated:
+            return sum_over_ranks(self.ctx.comm, products)
+        self.ctx.comm.Bcast(products)  # ranks may round differently: the result of rank 0 counts
+        return products
+
+    def _squares(self, R: Array) -> Array:
+        return self._finite(self._dots(R, R))
+
+    def _finite(self, values: Array) -> Array:
+        _refuse_nonfinite(self.name, values)
+        return values
+
+    def _worst(self, squares: Array) -> float:
+        """The largest relative residual of a column."""
+        return float(np.sqrt(squares / self.scale).max())
+
+    def _improved(self, R: Array, squares: Array) -> tuple[Array, Array]:
+        """The residual after the preconditioner, and its inner products with the residual."""
+        if self.precondition is None:
+            return R, squares
+        Z = self.precondition(R)
+        return Z, self._dots(R, Z)
+
+    def _tell(self, worst: float) -> None:
+        self.ctx.check()
+        self.best = min(self.best, worst)
+        done = np.log(self.best) / np.log(self.tol) if self.tol < 1 else 0.0
+        words = f"iteration {self.count}: residual {worst:.1e}"
+        self.ctx.progress(float(min(1.0, max(0.0, done))), words)
+
+    def _not_converged(self, worst: float) -> Failure:
+        why = "rounding errors prevent a smaller one"
+        if self.count == self.max_iterations:
+            why = "allow more iterations"
+        return Failure(
+            "LinAlgError",
+            f"{self.name}: did not converge: a relative residual of {worst:.1e} after "
+            f"{self.count} iterations, and tol is {self.tol:.1e}: {why}, or choose a larger tol",
+        )
 
 
 def _refuse_nonfinite(name: str, values: Array) -> None:

@@ -266,7 +266,8 @@ class _Rows:
 
 def _spread(points: Array, weights: Array, k: int, seed: int) -> list[int]:
     """k of the points by k-means++: drawn by weight times squared distance to those before."""
-    rng, chosen = np.random.default_rng(seed % (1 << 64)), list[int]()
+    rng = np.random.default_rng(seed % (1 << 64))
+    chosen = list[int]()
     away = np.ones(len(points))
     while len(chosen) < k:
         shares = np.cumsum(weights * away)
@@ -572,7 +573,8 @@ def random_features_ridge(
         mapped.keep()
 
     def normal(W: Array) -> Array:
-        mine, short = np.zeros_like(W), W.astype(mapped.dtype)
+        mine = np.zeros_like(W)
+        short = W.astype(mapped.dtype)
         for part in mapped.parts():
             ctx.check()
             z = mapped.of(part)

@@ -187,7 +187,8 @@ def _on_device(found: Device, left: Operand, right: Operand, out: Array | None, 
 
 def _product(found: Device, left: Operand, right: Operand, *, by_columns: bool) -> Any:
     """The product on the device, in the order in which the host has it: a transfer is one copy."""
-    torch, symmetric = found.torch, _same_memory(left.array, right.array)
+    torch = found.torch
+    symmetric = _same_memory(left.array, right.array)
     x = left.on(found)
     y = x.mT if symmetric else right.on(found)
 

@@ -100,7 +100,8 @@ def minimize(
 def _above_identity(ctx: Context, A: DistMatrix, diagonal: float) -> DistMatrix:
     """``[A; diagonal I]``."""
     m, n = A.shape
-    stack, edge = ctx.zeros((m + n, n), A.dtype), rows_before(m, ctx.rank, ctx.size)
+    stack = ctx.zeros((m + n, n), A.dtype)
+    edge = rows_before(m, ctx.rank, ctx.size)
     s = block(stack)
     s[:edge] = block(A)
     s[range(edge, len(s)), np.asarray(stack.rows, np.int64)[edge:] - m] = diagonal
@@ -276,7 +277,8 @@ def _least_squares(
         return minimize(ctx, A, B, limit, name != "lstsq", lam)
     # A = Q R: X = R^+ (Q^H B), and [A B] = Q [R  Q^H B]. A = (Q R)^H: X = Q (R^H)^+ B.
     # With lam rank 0 appends the rows of sqrt(lam) I to A or A^H; X is then the top of Q R^-H B.
-    count, whole = len(tall), tall
+    count = len(tall)
+    whole = tall
     if lam or not (wide or many):
         more = small if lam and ctx.rank == 0 else 0
         whole = _stacked(tall, None if wide else right, more)

@@ -495,7 +495,8 @@ def form_q(ctx: Context, A: DistMatrix, found: list[Panel]) -> DistMatrix:
     for panel in reversed(found):
         ctx.check()
         rows, y = vectors(ctx, local, panel)
-        cols, width = panel.columns, y.shape[1]
+        cols = panel.columns
+        width = y.shape[1]
         apply(ctx, y, panel.t, local[rows, cols.stop : k])
         mine = owned_rows(panel.first, ctx.rank, ctx.size)
         corner = gather_rows(ctx, y[: len(range(width)[mine])], panel.first, panel.first + width)
@@ -560,8 +561,8 @@ def _by_panels(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     R = triangle(ctx, Q)
     Q = form_q(ctx, Q, found)
     r = block(R)
-    k, mine = R.shape[0], range(len(R.rows))
-    diagonal = gather_rows(ctx, r[mine, R.rows][:, None], 0, k)[:, 0]
+    mine = range(len(R.rows))
+    diagonal = gather_rows(ctx, r[mine, R.rows][:, None], 0, R.shape[0])[:, 0]
     turn, length = phases(diagonal)
     r *= turn[R.rows, None].conj()
     r[mine, R.rows] = length[R.rows]

@@ -424,7 +424,8 @@ def expm(ctx: Context, A: DistMatrix) -> DistMatrix:
     """
     n = require_square("expm", A)
     X = copy_to_rows(ctx, A, float_dtype(A.dtype))
-    x, kind = block(X), np.zeros(0, X.dtype).real.dtype
+    x = block(X)
+    kind = np.zeros(0, X.dtype).real.dtype
     with np.errstate(all="ignore"):
         sums = sum_over_ranks(ctx.comm, np.abs(x).sum(axis=0, dtype=np.float64))
     size = float(sums.max(initial=0))

@@ -306,7 +306,8 @@ class Host:
         def make(frame: Frame) -> int:
             if not 1 <= dtype <= len(DTYPES):
                 raise Failure("RoutineError", f"the library requested the unknown dtype {dtype}")
-            gang, kind = frame.context.gang, DTYPES[dtype - 1]
+            gang = frame.context.gang
+            kind = DTYPES[dtype - 1]
             return frame.sparse_address(sparse_matrices.empty(gang, (rows, cols), kind, count))
 
         return self._guarded(make)

@@ -197,9 +197,10 @@ def _own(ctx: Context, length: int) -> range:
 def vectors(ctx: Context, X: DistMatrix) -> list[Any]:
     """PETSc's vectors on the columns of a matrix in VC_STAR:BLOCK, without a copy."""
     assert X.layout == IN_BLOCKS
-    own, comm = block(X), ctx.comm
+    own = block(X)
+    size = (len(own), X.shape[0])
     return [
-        petsc().Vec().createWithArray(own[:, j], size=(len(own), X.shape[0]), comm=comm)
+        petsc().Vec().createWithArray(own[:, j], size=size, comm=ctx.comm)
         for j in range(X.shape[1])
     ]
 

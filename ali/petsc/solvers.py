@@ -81,7 +81,8 @@ class Solver:
         return X.with_ndim(B.ndim), count, worst, why
 
     def _column(self, ctx: Context, b: Any, x: Any) -> tuple[int, float, str]:
-        problem, length = self.problem, b.norm() or 1.0
+        problem = self.problem
+        length = b.norm() or 1.0
         finite = bool(np.isfinite(length))
         require(finite, "LinAlgError", f"{problem.name}: B contains NaN or infinity")
 
@@ -253,7 +254,8 @@ def solve_operator(
     key = f"{library}: {path}"
     if key not in ctx.state:
         ctx.state[key] = registry.load(library, path)
-    loaded, n = ctx.state[key], B.shape[0]
+    loaded = ctx.state[key]
+    n = B.shape[0]
     known = loaded.signatures.get(routine)  # without it the call says so
     name = next((p.name for p in known.parameters), "") if known else ""
 

@@ -242,11 +242,13 @@ def _vectors(form: Compact, node: _Node, some: slice) -> tuple[Array, Array]:
 
 def _secular(form: Compact, node: _Node, k: int, some: slice) -> tuple[Array, Array]:
     """Left and right vectors of a diagonal matrix whose first row is full, as columns."""
-    rows, level = slice(node.first, node.first + k), node.level - 1
+    rows = slice(node.first, node.first + k)
+    level = node.level - 1
     z, poles = form.z[rows, level], form.poles[rows, 2 * level + 1]
     if k == 1:
         return np.full((1, 1), -1.0 if z[0] < 0 else 1.0), np.ones((1, 1))
-    values, cols = form.poles[rows, 2 * level][some], np.arange(some.start, some.stop)
+    values = form.poles[rows, 2 * level][some]
+    cols = np.arange(some.start, some.stop)
     # Old minus new values, from the nearer pole: accurate however close they are.
     below, after = form.difl[rows, level][some], form.difr[rows, 2 * level][some]
     upper = np.arange(k)[:, None] <= cols
@@ -375,7 +377,8 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
         S, V, U = svd(ctx, ctx.to_layout(transposed(ctx, A, conjugate=True), A.layout))
         return S, U, V
     a = call.copy(A)
-    length, kind = k + call.block, real(dtype)
+    length = k + call.block
+    kind = real(dtype)
     unused = call.vector(length, kind), call.vector(length, kind)  # the same diagonals are in a
     tau_q, tau_p = call.vector(length), call.vector(length)
     call.run_with_work("p?gebrd", m, n, *a.submatrix, *unused, tau_q, tau_p)
@@ -435,7 +438,8 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     call = Call(ctx, "svdvals", "gesvd", A)
     if A.shape[0] > TALL * A.shape[1]:
         A = triangle(ctx, A)
-    a, unused = call.copy(A), call.new(1, 1).submatrix
+    a = call.copy(A)
+    unused = call.new(1, 1).submatrix
     S = np.zeros(min(A.shape), real(call.dtype))
     # The query of the work space omits an array for complex matrices.
     own = (call.vector(1 + 4 * max(A.shape), S.dtype),) if call.dtype.kind == "c" else ()
@@ -446,7 +450,8 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     if info == len(S) + 1:
         # "Ranks found different values": those without a part of the vectors run another
         # iteration, whose values are as good.
-        apart, most = np.abs(mine - S).max(keepdims=True), np.empty(1, S.dtype)
+        apart = np.abs(mine - S).max(keepdims=True)
+        most = np.empty(1, S.dtype)
         ctx.comm.Allreduce(apart, most, MPI.MAX)
         info = 0 if most[0] <= 10 * len(S) * np.finfo(S.dtype).eps * S[0] else info
     require(

@@ -201,7 +201,8 @@ def diagonal(ctx: Context, A: SparseMatrix, k: int = 0) -> DistMatrix:
     """
     m, n = A.shape
     length = max(0, min(m + min(k, 0), n - max(k, 0)))
-    found, first = np.zeros(length, A.dtype), A.rows.start
+    found = np.zeros(length, A.dtype)
+    first = A.rows.start
     own = A.local.diagonal(k + first)
     start = max(0, first + min(k, 0))
     found[start : start + len(own)] = own[:length]

@@ -208,7 +208,8 @@ def _check_capacity(config: AlgorithmConfig, ranks: int) -> None:
     total, largest = sum(rooms), max(rooms, default=0.0)
     runners, each = config.num_env_runners, float(config.num_cpus_per_env_runner)
     cpus, gpus = resources_of_rank(config.env_config)
-    wanted, there = max(1, runners) * ranks * gpus, ray.cluster_resources().get("GPU", 0.0)
+    wanted = max(1, runners) * ranks * gpus
+    there = ray.cluster_resources().get("GPU", 0.0)
     if wanted > there:
         raise ResourceError(
             f"gangs of {counted(ranks, 'rank')} need {wanted:g} GPUs, and the cluster has "

@@ -100,9 +100,11 @@ class Column(NamedTuple):
             If it is not of numbers, or has nulls and `missing` has no value for them; `BadShape`
             for lists of different lengths.
         """
-        dtype, what = self.dtype(missing), named(self.name)
+        dtype = self.dtype(missing)
+        what = named(self.name)
         missing = NAN if self.nan else missing
-        found, codes = list[Array](), {word: k for k, word in enumerate(categories)}
+        found = list[Array]()
+        codes = {word: k for k, word in enumerate(categories)}
         for part in parts:
             try:
                 values, valid = _elements(self.field, part)
@@ -301,7 +303,8 @@ def gathered(table: Table, dtype: np.dtype[Any] | None = None) -> Array:
     Raises `ValueError` for an element that the dtype cannot hold, as a date of a coarser unit.
     """
     rows, width = table.shape[0], math.prod(table.shape[1:])
-    found, col = np.empty((rows, width), dtype or table.dtype, "F"), 0
+    found = np.empty((rows, width), dtype or table.dtype, "F")
+    col = 0
     for column, parts in zip(table.columns, table.parts, strict=True):
         row = count = 0
         for part in parts:

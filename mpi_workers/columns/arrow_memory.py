@@ -194,7 +194,8 @@ def read(data: Any) -> tuple[Field, list[Part]]:
         return owned
 
     described = ask(stream.get_schema, _Schema)
-    field, parts = _field(described.struct), []
+    field = _field(described.struct)
+    parts = []
     while (owned := ask(stream.get_next, _Array)).struct.release:
         array = owned.struct
         parts.append(Part(array, owned, array.offset, array.length))

@@ -215,7 +215,8 @@ class Client:
         answer: Body = {"parts": [[a.rank, a.segment.number, a.segment.nbytes] for a in loans]}
         fds = [loan.segment.fd for loan in loans]
         if by_path:
-            answer["paths"], fds = [f"/proc/{os.getpid()}/fd/{fd}" for fd in fds], []
+            answer["paths"] = [f"/proc/{os.getpid()}/fd/{fd}" for fd in fds]
+            fds = []
         self._connection.send(Kind.MAP, answer, fds=fds)
 
     def _unmap(self, body: Body) -> None:
@@ -241,7 +242,8 @@ class Client:
     # --- streams ---
 
     def _put(self, body: Body, nbytes: int) -> None:
-        matrix, ranks = body.get("matrix"), self._memory.chosen(body.get("ranks"))
+        matrix = body.get("matrix")
+        ranks = self._memory.chosen(body.get("ranks"))
         borrowed = self._put_loans.setdefault(matrix, {}) if _is_int(matrix) else {}
         missing = [rank for rank in ranks if rank not in borrowed]
         if missing:

@@ -118,7 +118,7 @@ class RankKeeper:
 def retain(endpoint: str, token: str, matrices: Sequence[int]) -> None:
     """Have the endpoint keep the memory of these matrices alone: the ranks have ended.
 
-    What they had besides (results of the failed call, idle memory) goes back to the system.
+    Other memory (results of the failed call, idle memory) goes back to the system.
     """
     # An endpoint that has ended is noticed by its proxy, and the next ranks drop the same.
     with contextlib.suppress(frames.WireError, OSError, Failure):

@@ -86,7 +86,8 @@ class RankMemory:
 
     def adopt(self, idents: Iterable[int]) -> list[int]:
         """Have these matrices of the rank's process before, and lend; those that are not there."""
-        wanted, pool = set(idents), self._storage.pool
+        wanted = set(idents)
+        pool = self._storage.pool
         assert self._storage.table is not None
         table = self._keeper.held([TABLE]).get(TABLE)
         found = [] if table is None else [row for row in rows(table) if row.ident in wanted]
@@ -248,7 +249,8 @@ class RankLink:
             before = self._next or self._connection
             if before is not None and not _hung_up(before):
                 raise Failure("AuthError", f"rank {self.rank} is connected already")
-            self._next, self._table = connection, None
+            self._next = connection
+            self._table = None
             self._dialled.notify_all()
 
     def send(self, kind: Kind, body: Body, deadline: float) -> None:
@@ -386,7 +388,8 @@ class NodeMemory:
             return {"matrix": matrix, "write": write, "loan": number, "again": False}
 
         def lent(link: RankLink, frame: Frame, deadline: float) -> Loan:
-            body, number = frame.body, numbers[link.rank]
+            body = frame.body
+            number = numbers[link.rank]
             segment = self._kept[link.rank].segment(body["segment"])
             if segment is None:
                 unused = {"loan": number, "written": 0, "tainted": False}

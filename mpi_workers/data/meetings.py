@@ -1,7 +1,8 @@
 """How ranks of two gangs get a connection for a channel, at a data endpoint of one of them.
 
-A rank of the endpoint's node waits; ranks of the other gang call, through its Unix socket or TCP.
-The endpoint passes each caller's socket to the rank, and has no part in what follows.
+1. A rank of the endpoint's node waits, through its Unix socket.
+2. Ranks of the other gang call it, through that or TCP; they may come first.
+3. The endpoint passes each caller's socket to the rank, and has no part in what follows.
 """
 
 from __future__ import annotations

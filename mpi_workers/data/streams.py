@@ -38,7 +38,8 @@ class Step(NamedTuple):
 
     def part(self, rows: slice, cols: slice) -> Step:
         """Some of its rows and columns."""
-        array, (row0, _, col0, _) = self.array[rows, cols], self.region
+        array = self.array[rows, cols]
+        row0, _, col0, _ = self.region
         row0, col0 = row0 + rows.start, col0 + cols.start
         return Step(array, Region(row0, row0 + array.shape[0], col0, col0 + array.shape[1]))
 
@@ -266,9 +267,11 @@ class InArrays:
     def views(self, piece: Box) -> Iterator[Array]:
         rows, (row0, _, col0, _) = piece.rows, self._region
         stop = rows.start + (rows.runs - 1) * rows.period + rows.width
-        runs, ends = Runs(rows.start, rows.width, rows.period), self._stack.ends
+        runs = Runs(rows.start, rows.width, rows.period)
+        ends = self._stack.ends
         for i in range(bisect_right(ends, rows.start - row0), len(ends)):
-            array, end = self._stack.arrays[i], row0 + ends[i]
+            array = self._stack.arrays[i]
+            end = row0 + ends[i]
             start = end - len(array)
             if start >= stop:
                 break

@@ -260,7 +260,8 @@ class _Transfer:
         """Start streams with every node that has a share of the regions."""
         if not self._far:
             return
-        steps, nodes = stacked(steps, self._target.dtype), self._far.values()
+        steps = stacked(steps, self._target.dtype)
+        nodes = self._far.values()
         nbytes = sum(step.array.nbytes for step in steps)
         many = nbytes >= MIN_STREAM_BYTES * len(nodes)
         count = min(node.streams for node in nodes) if many else 1

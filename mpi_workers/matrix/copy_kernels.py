@@ -540,7 +540,8 @@ def _stacks(
             others.append(block)
     stacks = []
     for (row0, row1, col0, col1), members in joined(rows, 0):
-        some, (m, n) = [blocks[i] for i in members], (row1 - row0, col1 - col0)
+        some = [blocks[i] for i in members]
+        m, n = (row1 - row0, col1 - col0)
         if min(m, n) >= KERNEL_LINES and m * n * some[0].array.itemsize > UNTILED_BYTES:
             stacks.append(_Stack.of(some))
         else:

@@ -587,7 +587,7 @@ class Distribution:
         return owners(self.layout, self.grid)
 
     def holders(self, row0: int, row1: int, col0: int, col1: int) -> Iterator[tuple[int, ...]]:
-        """Those groups of `owners` that hold elements of a region of the matrix.
+        """The groups of `owners` that hold elements of a region of the matrix.
 
         Cost: O(ranks found).
         """

@@ -321,7 +321,8 @@ class Pool:
         if self._shortages is None:
             time.sleep(seconds)
             return False
-        before, deadline = self._shortages(), time.monotonic() + seconds
+        before = self._shortages()
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(SHORTAGE_POLL_S)
             if self._shortages() != before:

@@ -160,7 +160,8 @@ class Partners(NamedTuple):
         ranks = np.flatnonzero(rows.found & cols.found)
         ranks = ranks[chosen(ranks)]
         firsts = zip(rows.firsts[ranks].tolist(), cols.firsts[ranks].tolist(), strict=True)
-        (m, n), by = (part.rows.stop, part.cols.stop), (rows.step, cols.step)
+        m, n = (part.rows.stop, part.cols.stop)
+        by = (rows.step, cols.step)
         parts = [Part(range(i, m, by[0]), range(j, n, by[1])) for i, j in firsts]
         return cls(ranks.tolist(), parts)
 

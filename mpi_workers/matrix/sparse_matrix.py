@@ -46,7 +46,8 @@ class SparseMatrix:
 
     def arrays(self, part: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Starts of rows, columns and elements of a part that this rank holds, without a copy."""
-        raw, first = self.packed.stored.reshape(-1), self.packed.rows[0]
+        raw = self.packed.stored.reshape(-1)
+        first = self.packed.rows[0]
         kinds = (self.form.index, self.form.index, self.dtype)
         starts, columns, elements = (
             # SciPy copies views of arrays that are much larger.

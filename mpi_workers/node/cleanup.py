@@ -64,7 +64,7 @@ def local_folders(name: str) -> Iterator[Path]:
 
 
 def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
-    """Those of these folders whose owner does not run; each is locked until the next one."""
+    """The folders whose owner does not run; each is locked until the next one is asked for."""
     for path in folders:
         with contextlib.suppress(OSError):
             lock = _lock(path, fcntl.LOCK_EX)

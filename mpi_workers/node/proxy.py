@@ -4,9 +4,11 @@ It starts the node's ranks (forked from a warm interpreter, or by a site's launc
 with them, relays commands and combined replies, and notices when a rank ends. When its connection
 to the GroupManager breaks, it kills the ranks and removes the gang's files.
 
-When a rank has ended, the GroupManager has all ranks of the gang renewed: every proxy ends its
-ranks (`clear`), and starts others when all have done so (`start`). These have the matrices from the
-data endpoint, which goes on.
+When a rank has ended, the GroupManager has all ranks of the gang renewed:
+
+1. `clear`: every proxy ends its ranks; the data endpoint, which has the matrices, goes on.
+2. `start`, when all have done so: every proxy starts ranks.
+3. `adopt`: these get the matrices from the data endpoint.
 
 Its main thread starts the ranks and does not end, so that the kernel kills them when it dies
 (PDEATHSIG).
@@ -315,7 +317,8 @@ class Proxy:
         self._local.output.read_all()
         aborted = self._local.output.aborted()
         if aborted is not None and aborted[0] in self._ranks:
-            (rank, cause), pid = aborted, None
+            rank, cause = aborted
+            pid = None
         elif self._plan.start is not None and self._plan.start.across_nodes and pid is None:
             tail = self._local.output.tail(rank)
             loop = asyncio.get_running_loop()

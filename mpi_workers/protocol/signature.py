@@ -25,7 +25,8 @@ _INT_RANGE = range(-(1 << 63), 1 << 63)
 
 def no_routine(library: str, name: str, known: Iterable[str]) -> str:
     """The message for a routine that a library does not have."""
-    near = difflib.get_close_matches(name, list(known := sorted(known)), 1)
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return f"library {library!r} has no routine {name!r}{meant}; it has {', '.join(known)}"
 

@@ -167,7 +167,8 @@ class Channel:
         ring = self._rings.setdefault((A.distribution, A.dtype, A.array_shape), _Ring())
         frame: Body = {}
         if len(ring.matrices) < self._most:  # else its field was taken
-            ident, copy = next(self._idents), _copy_of(self._gang, A)
+            ident = next(self._idents)
+            copy = _copy_of(self._gang, A)
             self._gang.storage.put(ident, copy, sealed=True)
             ring.matrices.append((ident, copy))
             frame = {
@@ -207,7 +208,8 @@ class Channel:
             if reasons := [peer.ended for peer in self._peers if peer.ended]:
                 raise self._over(reasons) from None
             raise
-        kind, given = source.target.dtype, out if out is not None else like
+        kind = source.target.dtype
+        given = out if out is not None else like
         if given is not None and (given.array_shape, given.dtype) != (source.array_shape, kind):
             raise Failure(
                 "ShapeError" if given.array_shape != source.array_shape else "DtypeError",
@@ -393,7 +395,8 @@ class _View:
             for distribution, kind in view_parts(gang.grid)
         )
         self.frames = [_copy_of(gang, A) for _ in range(2)]
-        self._stamps, self._count = stamps.stored, 0
+        self._stamps = stamps.stored
+        self._count = 0
         self._stamps[...] = -1
         if facts.stored.size:
             raw = msgpack.packb([list(A.array_shape), list(A.shape), A.dtype.str, A.layout])

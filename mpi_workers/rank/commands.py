@@ -305,7 +305,8 @@ class RankCommands:
             reply["value"] = value
             sizes = [len(part) for part in value.get("parts", ())]
             if sum(sizes) > body.get("inline", math.inf):
-                self._result, value["sizes"] = value.pop("parts"), sizes
+                self._result = value.pop("parts")
+                value["sizes"] = sizes
         return reply
 
     @contextlib.contextmanager

@@ -63,7 +63,8 @@ MPI.pickle.__init__(pickled, pickle.loads)  # type: ignore[misc]
 
 
 def _detach_buffer() -> None:
-    request, deadline = MPI.Iflush_buffer(), time.monotonic() + FLUSH_S
+    request = MPI.Iflush_buffer()
+    deadline = time.monotonic() + FLUSH_S
     while not request.Test():
         if time.monotonic() > deadline:
             interruption.mark_unsafe("messages of an attached buffer were not received")

@@ -146,7 +146,8 @@ class RankLoop:
         self._restore_settings(body["op"])
         mpi_s = interruption.waited_s() - waited_s
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        grown, self._peak_kib = peak_kib - self._peak_kib, peak_kib
+        grown = peak_kib - self._peak_kib
+        self._peak_kib = peak_kib
         history.add(
             body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="errors" in reply,
             device_nbytes=device.copied_nbytes() - copied,

@@ -1,8 +1,11 @@
 """How a call is ended from outside: the interrupt word, which waits in MPI read, and a signal.
 
-A rank that raises before a collective would hang the other ranks in it. So the layer under MPI
-(`mpi_layer`) reads the node's interrupt word while a call waits: the call then returns an error,
-which is an `MPI.Exception` in Python, and `EndedWaits` makes `Interrupted` of it.
+A rank that raises before a collective would hang the other ranks in it. So
+
+1. the node's proxy writes the call's number into the interrupt word;
+2. the layer under MPI (`mpi_layer`), which reads the word while a call of MPI waits, returns an
+   error: an `MPI.Exception` in Python;
+3. `EndedWaits` makes `Interrupted` of it.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class AcceptedPeer:
 
     @property
     def left_s(self) -> float:
-        """What is left of the time for the handshake."""
+        """The rest of the time for the handshake, in seconds."""
         return max(0.0, self._deadline - time.monotonic())
 
     def proved(self) -> None:

@@ -186,7 +186,8 @@ def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnecti
             drop_axis=list(range(2, source.ndim)),
         )  # fmt: skip
     dtype = chosen_dtype(source.dtype, wanted)
-    values, decoder = None, ArrayDecoder(missing=missing)
+    values = None
+    decoder = ArrayDecoder(missing=missing)
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
         if computing is not None:
             source = computing.persist(source).compute_chunk_sizes()  # they stay on workers

@@ -157,11 +157,10 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
 
     Notes
     -----
-    Nothing moves until it is computed. Then the thread or Ray task that uses a chunk fetches it
+    Nothing moves until it is computed: the thread or Ray task that uses a chunk fetches it
     from the ranks directly; of a slice, only its elements. The array has a reference to the
-    handle, so the matrix stays as long as the array. When other processes compute the
-    array, its graph is pickled, and from then on the matrix stays until `Handle.free` or the end
-    of its gang.
+    handle, so the matrix stays as long as the array. Other processes that compute the array get a
+    pickled graph: the matrix then stays until `Handle.free` or the end of its gang.
     """
     if len(handle.shape) > 2:
         found = to_dask(replace(handle, shape=handle.stored_shape)).reshape(handle.shape)

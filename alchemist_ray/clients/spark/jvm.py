@@ -55,7 +55,7 @@ class Readers:
     """The matrices that objects of Spark read, each until Java has collected these objects.
 
     A matrix is then freed as if this process had dropped a handle, at the next use of Spark here:
-    Java tells nobody when it collects.
+    Java has no hook for its collection.
     """
 
     def __init__(self, java: Any) -> None:

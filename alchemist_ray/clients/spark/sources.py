@@ -144,7 +144,9 @@ def _converted(
     numbered = frame.toDF(*(f"c{i}" for i in range(len(fields))))  # names may occur twice
 
     def converted(i: int) -> Any:
-        found, column, kind = F.col(f"c{i}"), columns[i], type(fields[i].dataType)
+        found = F.col(f"c{i}")
+        column = columns[i]
+        kind = type(fields[i].dataType)
         name = "double" if kind is types.DecimalType else fields[i].dataType.simpleString()
         if kind is types.DecimalType:
             found = found.cast(name)
@@ -152,7 +154,8 @@ def _converted(
             return found
         dtype = dtype_with_missing(np.dtype(column["type"]), missing)
         if dtype.name != column["type"]:
-            name, column["type"] = ("float" if dtype.itemsize == 4 else "double"), dtype.name
+            name = "float" if dtype.itemsize == 4 else "double"
+            column["type"] = dtype.name
             wide = found.cast(name)
             if kind is types.LongType:
                 words = F.lit(f"column {column['name']!r} has integers that {dtype} would round")
@@ -232,7 +235,8 @@ def _of_numbered(
     def count() -> tuple[int, int]:
         return int(matrix.numRows()), int(matrix.numCols())
 
-    session, dtype = _session(), chosen_dtype(FLOAT64, wanted)
+    session = _session()
+    dtype = chosen_dtype(FLOAT64, wanted)
     shape = jvm.run(session, f"count the rows of a {kind}", count, connection.ping)
     if isinstance(matrix, IndexedRowMatrix):
         return NumberedSource(session, kind, shape, dtype, _java(matrix).rows().toJavaRDD())

@@ -86,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a subcommand of ``alchemist slurm`` or ``alchemist pbs``. Returns the exit code."""
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
-    options, unknown = (parser := _parser(words[0])).parse_known_args(words[1:cut])
+    parser = _parser(words[0])
+    options, unknown = parser.parse_known_args(words[1:cut])
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)} (COMMAND comes after --)")
     options.command = words[cut + 1 :]

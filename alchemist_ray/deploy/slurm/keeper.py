@@ -280,7 +280,8 @@ class RayInJob:
 
     def _serve(self, peer: AuthenticatedPeer) -> None:
         """Serve one node: its HELLO, then its events, until the connection ends."""
-        (connection, hello), name = peer, ""
+        connection, hello = peer
+        name = ""
         try:
             name = self._name_of(hello)
             self._nodes[name] = connection

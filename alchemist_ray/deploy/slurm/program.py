@@ -32,7 +32,8 @@ def on_head(
 
     From another node it is a step.
     """
-    words, env = list(command), dict(base)
+    words = list(command)
+    env = dict(base)
     if address.container:  # in this folder
         words = [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
     if not is_this_node(address.head):

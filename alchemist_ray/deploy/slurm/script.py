@@ -104,7 +104,8 @@ def spare_s(site: Site, request: Request) -> int:
 
 def directives(site: Site, request: Request, log: str, dialect: str) -> list[str]:
     """Return the lines of the script with options of the batch system."""
-    limit, image = clock(seconds(request.time)), request.image
+    limit = clock(seconds(request.time))
+    image = request.image
     if dialect == "pbs":
         place = site.job.nodes.format(nodes=request.nodes, cpus=request.cpus or 1)
         told: list[tuple[str, Any]] = [

@@ -267,7 +267,8 @@ def parse_memory(text: str) -> int:
 
 def split_memory(guest: Guest) -> list[int]:
     """Divide a guest's memory (MiB) among its cells by their cores, in whole huge pages."""
-    pages, cpus = guest.memory_mib // PAGE_MIB, len(guest.cpus)
+    pages = guest.memory_mib // PAGE_MIB
+    cpus = len(guest.cpus)
     found = [pages * len(cell.cpus) // cpus for cell in guest.cells]
     found[0] += pages - sum(found)
     return [PAGE_MIB * n for n in found]
@@ -317,44 +318,14 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
     with it. A second disk, if asked for, is the guest's own and stays.
     """
     kvm = not options.emulate
-    image, own, volume, bridge, pool = (
-        escape(str(text), {'"': "&quot;"})
-        for text in (
-            options.image, folder / guest.name, volume_of(options, guest), options.bridge,
-            options.sriov,
-        )
-    )  # fmt: skip
+    image = _quoted(options.image)
+    own = _quoted(folder / guest.name)
     count = len(guest.cpus)
     cores = format_cpus(guest.cpus)
     pins = [f'<vcpupin vcpu="{vcpu}" cpuset="{cpu}"/>' for vcpu, cpu in enumerate(guest.cpus)]
-    nodes, numa, first = [], [], 0
-    for number, (cell, mib) in enumerate(zip(guest.cells, split_memory(guest), strict=True)):
-        nodes += [f'<memnode cellid="{number}" mode="strict" nodeset="{cell.node}"/>']
-        vcpus = format_cpus(range(first, first + len(cell.cpus)))
-        numa += [f'<cell id="{number}" cpus="{vcpus}" memory="{mib}" unit="MiB"/>']
-        first += len(cell.cpus)
+    nodes, numa = _memory(guest)
     sockets = len(guest.cells) if count % len(guest.cells) == 0 else 1
     pages = '<hugepages><page size="2048" unit="KiB"/></hugepages>'
-    link = f"""
-      <interface type="bridge">
-        <mac address="{guest.mac}"/>
-        <source bridge="{bridge}"/>
-        <model type="virtio"/>
-        {f'<driver queues="{min(count, QUEUE_LIMIT)}"/>' if kvm and count > 1 else ""}
-        <mtu size="{options.mtu}"/>
-      </interface>"""
-    if options.sriov is not None:  # libvirt takes a free virtual function from the pool
-        link = f"""
-      <interface type="network">
-        <mac address="{guest.mac}"/>
-        <source network="{pool}"/>
-      </interface>"""
-    disk = f"""
-      <disk type="file" device="disk">
-        <driver name="qemu" type="raw" cache="none" io="native"/>
-        <source file="{volume}"/>
-        <target dev="vdb" bus="virtio"/>
-      </disk>"""
     # nosharepages: the host does not compare and merge guests' pages. kvmclock: a read of the time
     # does not leave the guest. Queues of the network: by vhost, where the kernel has it.
     root = ET.fromstring(f"""
@@ -366,7 +337,7 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
   <cputune>{"".join(pins)}<emulatorpin cpuset="{cores}"/></cputune>
   <numatune>
     <memory mode="strict" nodeset="{format_cpus(cell.node for cell in guest.cells)}"/>
-    {"".join(nodes)}
+    {nodes}
   </numatune>
   <sysinfo type="fwcfg"><entry name="{CONFIG}" file="{own}.conf"/></sysinfo>
   <os>
@@ -378,7 +349,7 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
   <features><acpi/></features>
   <cpu {'mode="host-model" check="partial"' if kvm else 'mode="maximum"'}>
     <topology sockets="{sockets}" cores="{count // sockets}" threads="1"/>
-    <numa>{"".join(numa)}</numa>
+    <numa>{numa}</numa>
   </cpu>
   <clock offset="utc">
     {'<timer name="kvmclock" present="yes"/>' if kvm else ""}
@@ -394,8 +365,8 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
       <target dev="vda" bus="virtio"/>
       <readonly/>
     </disk>
-    {disk if options.volume is not None else ""}
-    {link}
+    {_disk(options, guest)}
+    {_network(options, guest)}
     <serial type="file"><source path="{own}.log"/></serial>
     <rng model="virtio"><backend model="random">/dev/urandom</backend></rng>
     <memballoon model="none"/>
@@ -403,6 +374,53 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
 </domain>""")
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _quoted(text: object) -> str:
+    return escape(str(text), {'"': "&quot;"})
+
+
+def _memory(guest: Guest) -> tuple[str, str]:
+    """The host's NUMA node of each of the guest's nodes; its vCPUs and memory."""
+    hosts = numa = ""
+    first = 0
+    for number, (cell, mib) in enumerate(zip(guest.cells, split_memory(guest), strict=True)):
+        hosts += f'<memnode cellid="{number}" mode="strict" nodeset="{cell.node}"/>'
+        vcpus = format_cpus(range(first, first + len(cell.cpus)))
+        numa += f'<cell id="{number}" cpus="{vcpus}" memory="{mib}" unit="MiB"/>'
+        first += len(cell.cpus)
+    return hosts, numa
+
+
+def _network(options: Options, guest: Guest) -> str:
+    if options.sriov is not None:  # libvirt takes a free virtual function from the pool
+        return f"""
+    <interface type="network">
+      <mac address="{guest.mac}"/>
+      <source network="{_quoted(options.sriov)}"/>
+    </interface>"""
+    count = len(guest.cpus)
+    queues = f'<driver queues="{min(count, QUEUE_LIMIT)}"/>' if count > 1 else ""
+    return f"""
+    <interface type="bridge">
+      <mac address="{guest.mac}"/>
+      <source bridge="{_quoted(options.bridge)}"/>
+      <model type="virtio"/>
+      {"" if options.emulate else queues}
+      <mtu size="{options.mtu}"/>
+    </interface>"""
+
+
+def _disk(options: Options, guest: Guest) -> str:
+    """The guest's own disk, if one is asked for."""
+    if options.volume is None:
+        return ""
+    return f"""
+    <disk type="file" device="disk">
+      <driver name="qemu" type="raw" cache="none" io="native"/>
+      <source file="{_quoted(volume_of(options, guest))}"/>
+      <target dev="vdb" bus="virtio"/>
+    </disk>"""
 
 
 def volume_of(options: Options, guest: Guest) -> Path:

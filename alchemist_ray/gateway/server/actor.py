@@ -192,7 +192,8 @@ def serve(
 
 def publish(gang: str) -> Path:
     """See `AlchemistSession.publish`."""
-    running, path = find(), published.path_of(gang).with_suffix(".tokens")
+    running = find()
+    path = published.path_of(gang).with_suffix(".tokens")
     if running is None:
         path.unlink(missing_ok=True)  # of an earlier job
     tokens = TokenFile(path if running is None else running.tokens)

@@ -314,7 +314,7 @@ class SessionCommands:
         self._lock = threading.RLock()  # guards the gangs and their clients
 
     def clients(self) -> list[HostedClient]:
-        """Those that are attached, or may come back."""
+        """Clients that are attached, or may come back."""
         with self._lock:
             return [client for gang in self.gangs.values() for client in gang.clients.values()]
 
@@ -571,7 +571,7 @@ def later(seconds: float, action: Callable[..., object], *args: Any) -> None:
 
 
 def _starter_of(name: str) -> str:
-    """Who has started a named gang through a gateway, perhaps another one; else empty."""
+    """The user who started a named gang through any gateway; else empty."""
     for found in ray_gangs.list_gangs(address=None, token=None):
         if found.name == name and found.owner.endswith(SUFFIX):
             return found.owner.rpartition("@")[0]

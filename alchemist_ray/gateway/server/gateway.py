@@ -1,6 +1,6 @@
 """Gateway: listens for thin clients, and executes their requests in the Ray cluster.
 
-A thread serves each connection. What it asks of Ray or of a gang it waits for.
+A thread serves each connection, and waits for the answers of Ray and of gangs.
 
 Each attached process has a `Client`, with a connection of its own to the dispatcher. When the
 process's connection to the gateway is lost, that one ends with it. The dispatcher keeps its
@@ -293,7 +293,8 @@ class Gateway:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Listen on an address; ``::``: on all, those of IPv4 too, where there is IPv6."""
-    family, both = (socket.AF_INET6 if ":" in host else socket.AF_INET), False
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = False
     if host == "::":
         both = socket.has_dualstack_ipv6()
         host, family = (host, family) if both else ("0.0.0.0", socket.AF_INET)

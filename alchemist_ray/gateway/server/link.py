@@ -35,7 +35,7 @@ class Link:
     source : str
         Its address.
     over : Event
-        Set when nobody receives any more.
+        Set when no thread receives any more.
     """
 
     def __init__(

@@ -459,7 +459,8 @@ def used_interface(site: Site, ray_address: str, peers: int) -> Iterator[Finding
 
 def own_name(site: Site) -> Iterator[Finding]:
     """Check that the node resolves its own name quickly: launchers use names."""
-    name, start = socket.gethostname(), time.monotonic()
+    name = socket.gethostname()
+    start = time.monotonic()
     advice = f"add {name} to /etc/hosts or to the name server: the launchers srun and hydra use it"
     try:
         address = socket.gethostbyname(name)

@@ -156,7 +156,8 @@ class Dispatcher:
 
     def use(self, nodes: Nodes) -> None:
         """Run commands on another incarnation from now on."""
-        self.nodes.dead, nodes.dead = None, self.commands.dead
+        self.nodes.dead = None
+        nodes.dead = self.commands.dead
         self.nodes = self.commands.nodes = nodes
 
     # --- connections ---
@@ -348,7 +349,8 @@ class Dispatcher:
 
     async def _attempt(self, job: Job) -> Body | Failure | None:
         """Run a command; None if ranks were lost meanwhile, and others are being started."""
-        job.first_round, changes = self.nodes.last_round + 1, object()
+        job.first_round = self.nodes.last_round + 1
+        changes = object()
         try:
             if self.nodes.busy:  # ranks are still in the call before
                 await self._noticed(job, self.nodes.idle(), BUSY_NOTICE.format(self.nodes.limit))

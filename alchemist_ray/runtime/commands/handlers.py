@@ -97,7 +97,8 @@ class Commands:
             source = {"kind": "sent", **body.get("source", {})}
             becomes = body.get("becomes", "")
             record = await self._make("create", body, body, source, holder)
-            record.sealed, record.becomes = False, becomes and check_layout(becomes)
+            record.sealed = False
+            record.becomes = becomes and check_layout(becomes)
             record.columns = body.get("columns", [])
             self.sends[body["send"]] = record
         return {"matrix": record.id}
@@ -286,7 +287,8 @@ class Commands:
             asked["room"] = room
         if "channels" in body:
             asked["channels"] = body["channels"]
-        begin, first = time.monotonic(), self.next_id
+        begin = time.monotonic()
+        first = self.next_id
         try:
             done = await self.nodes.round(first=first, **asked)
         except Failure as failure:

@@ -70,8 +70,8 @@ class Round(Replies):
     Attributes
     ----------
     over : Future
-        Done when all nodes have replied, or when one has failed (or the round was cancelled) and
-        the others take their time; fails with what ended the gang.
+        Done when all nodes have replied, or soon after one has failed or the round was cancelled;
+        fails with the error that ended the gang.
     cancelled : Failure or None
         Why the caller no longer waits.
     begun : float

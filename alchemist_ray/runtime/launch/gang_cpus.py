@@ -176,7 +176,8 @@ class GangCpus:
 
         `instead`: whether others were asked for before, and are given up.
         """
-        held, request = _Held(next(self._names)), self._request
+        held = _Held(next(self._names))
+        request = self._request
         self._held.append(held)  # first: `holding` is called as soon as the Driver has asked
         here = ray.get_runtime_context().get_node_id()
         bundles = Bundles(ranks, request.options.each, strategy, nodes)

@@ -124,7 +124,8 @@ class Incarnation:
         self.nodes = self.dispatcher.new_nodes(len(nodes), request.workers)
         self.nodes.node_ids = tuple(node for node, _ in nodes)
         self._folder = PrivateFolder(f"manager-{self.run}")
-        here, path = ray.util.get_node_ip_address(), self._folder.socket("manager")
+        here = ray.util.get_node_ip_address()
+        path = self._folder.socket("manager")
         self._acceptor, addresses = self.dispatcher.listen(token, self.nodes, here, path)
         plan = GangPlan(
             gang=self.run,

@@ -210,7 +210,8 @@ class Rebuilding:
                 del matrices[record.id]
                 lost.append(record)
                 note_stale(self._commands, record, reason or "it was not made again")
-        libraries, without = self._commands.libraries, ""
+        libraries = self._commands.libraries
+        without = ""
         for name, state in libraries.states().items():
             if state.made_by is not None and (reason := self._obstacles.get(state.made_by)):
                 words = f"library {name!r} must be loaded again: its state could not be rebuilt"

@@ -1,8 +1,10 @@
 """Resizing: moves a gang with all that its ranks have to more or fewer ranks.
 
-The next incarnation is started while commands run. Then, in its turn among the commands, it
-receives the matrices and takes the place of the present one. If anything fails before, the present
-one goes on as it was.
+1. The next incarnation starts while commands run.
+2. In its turn among the commands, agents move the matrices to it.
+3. It takes the place of the present one, which ends.
+
+If 1 or 2 fails, the present one goes on as it was.
 """
 
 from __future__ import annotations
@@ -117,7 +119,8 @@ class IncarnationCopy:
                 continue
             ident, layout = record.id, record.layout
             if copies(layout, default_grid(self.target.size)) > 1:  # the ranks make the copies
-                ident, layout = -record.id, BASE_LAYOUT
+                ident = -record.id
+                layout = BASE_LAYOUT
             self._created[record.id] = self._at(record, ident, layout, self.target)
             shape, dtype = list(record.shape), record.dtype
             await self.new.nodes.round(
@@ -126,7 +129,8 @@ class IncarnationCopy:
 
     async def _copy_matrices(self) -> None:
         await self.create_matrices()  # those that were made meanwhile
-        nodes, groups = self.new.nodes, self._groups()
+        nodes = self.new.nodes
+        groups = self._groups()
         moves = [(record, self._created.pop(record.id)) for record, *_ in groups]
         if self._created:  # freed since then
             gone = [target.matrix for target in self._created.values()]
@@ -194,7 +198,9 @@ class Resizing:
             The gang goes on as it was.
         """
         await self.ended()  # of one whose caller was cancelled
-        self._stopped, self._moved, self.next = None, False, new
+        self._stopped = None
+        self._moved = False
+        self.next = new
         self._task = asyncio.get_running_loop().create_task(self._run(old, new, address))
         try:
             await asyncio.wait([self._task])

@@ -1,4 +1,4 @@
-"""What a gang keeps of its matrices and states by itself, so that little has to be repeated.
+"""Copies of matrices and states that a gang makes by itself, so that it repeats few commands.
 
 - In the GroupManager: small matrices and states of libraries. A vector that thousands of commands
   have led to would be rebuilt by all of them. Once these have taken more than `COPY_LEAST_S`, or
@@ -66,7 +66,8 @@ class Snapshots:
 
     async def keep_copies(self) -> None:
         """Keep copies until this task is cancelled."""
-        log, seen = self._commands.log, 0
+        log = self._commands.log
+        seen = 0
         while True:
             await asyncio.sleep(COPY_INTERVAL_S)
             if log.count == seen:
@@ -120,7 +121,8 @@ class Snapshots:
         )
 
     async def _copy_state(self, address: GangAddress, library: str) -> None:
-        commands, begin = self._commands, time.monotonic()
+        commands = self._commands
+        begin = time.monotonic()
         state = commands.libraries.state(library)
         if state is not None and state.made_by is not None:
             self._state_tried[library] = state.made_by
@@ -140,7 +142,8 @@ class Snapshots:
         rate, not_before_s = FIRST_RATE, 0.0  # of commands, after a checkpoint that failed
         while True:
             await asyncio.sleep(CHECKPOINT_INTERVAL_S)
-            address, spent_s = self._address(), self._commands.log.seconds
+            address = self._address()
+            spent_s = self._commands.log.seconds
             nbytes = self._commands.nbytes
             due_s = max(CHECKPOINT_LEAST_S, CHECKPOINT_FACTOR * nbytes / rate, not_before_s)
             if address is None or spent_s < due_s:
