@@ -208,20 +208,13 @@ class _SubmittedCalls:
         return found
 
     def _watch(self) -> None:
-        known, version = set[str](), -1
-        while True:
-            idents = set(self._open())
-            if not idents:
-                return
-            if idents - known:  # one that is over may have been told before it was known here
-                version = -1
+        while idents := list(self._open()):
             try:
-                news = self._connection.request({"op": "submitted", "since": version})
+                news = self._connection.request({"op": "submitted", "running": idents})
             except AlchemistError as error:
                 for call in self._open().values():
                     call.end(error=error)
                 continue
-            known, version = idents, news["version"]
             states = {about["id"]: about["state"] for about in news["calls"]}
             for ident, call in self._open().items():
                 state = states.get(ident, "forgotten")

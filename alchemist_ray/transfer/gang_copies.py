@@ -6,8 +6,6 @@ have several nodes. Runs in the user's process or in a gateway, which see no ele
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +14,7 @@ import ray
 
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.cluster.node_jobs import CopyJob
-from alchemist_ray.transfer.object_store import STOP_TIMEOUT_S, agent_of, answer_of
+from alchemist_ray.transfer.object_store import agent_of, answer_of, wait_for_jobs
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
@@ -76,16 +74,8 @@ def copy_matrix(
                 if progress is not None:
                     progress(sum(each.nbytes for each in times.values()))
     finally:
-        _wait(running)
+        wait_for_jobs(running)
     return total
-
-
-def _wait(running: dict[Any, str]) -> None:
-    """Wait for jobs after an error: they write into memory that is freed next."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    for ref in running:
-        with contextlib.suppress(Exception):
-            ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
 
 
 def _regions(shape: Shape, most: int) -> Iterator[Region]:

@@ -12,7 +12,7 @@ import contextlib
 import operator
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -290,6 +290,14 @@ def agent_of(node: str) -> Any:
     return _agents[key]
 
 
+def wait_for_jobs(running: Iterable[Any]) -> None:
+    """Wait for jobs after an error: they write into memory that is freed next."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for ref in running:
+        with contextlib.suppress(Exception):
+            ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+
+
 def answer_of(ref: Any, node: str) -> Any:
     """The result of an agent's job. Raises `TransferError` if the node could not do it."""
     try:
@@ -381,10 +389,7 @@ class BlockSender:
         """
         self._over = True
         making, jobs = list(self._computing), list(self._jobs)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for ref in jobs:  # they write into memory that is freed next
-            with contextlib.suppress(Exception):
-                ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+        wait_for_jobs(jobs)
         for ref in self._ready_now(making, 0.0):  # Ray prints errors that are not retrieved
             with contextlib.suppress(Exception):
                 ray.get(ref, timeout=0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ali.blocks import CHUNK, Array, panels, refuse_loss, require, shape_text
+from ali.blocks import CHUNK, Array, panels, refuse_loss, require, require_choice, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.products import operand
@@ -502,11 +502,7 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
-    require(
-        dtype in DTYPES,
-        "DtypeError",
-        f"astype: dtype must be one of {', '.join(DTYPES)}; got {dtype!r}",
-    )
+    require_choice("astype", "dtype", dtype, DTYPES, "DtypeError")
     require(
         A.dtype.kind != "c" or dtype.startswith("complex"),
         "DtypeError",

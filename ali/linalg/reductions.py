@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ali.blocks import CHUNK, Array, block, frobenius, panels, require, require_choice
+from ali.blocks import CHUNK, Array, block, frobenius, panels, require, require_choice, require_real
 from ali.interface import Context, routine
 from ali.linalg.collectives import Join, ranks_sharing, tree_reduce
 from ali.linalg.singular import singular_values
@@ -479,11 +479,7 @@ def column_stats(
 
     Error: 0.5 eps, relative to the largest element. Peak memory: 1.2 times arguments and results.
     """
-    require(
-        A.dtype.kind != "c",
-        "DtypeError",
-        f"column_stats: A is {A.dtype}, and complex numbers have no order",
-    )
+    require_real("column_stats", A=A)
     _check_ddof("column_stats", ddof)
     basic = moment_measure(A.dtype)
 

@@ -177,7 +177,7 @@ COMMANDS: dict[str, Command] = {
     # Submitted calls. `call`: the id of one, from the process that submits it; `command`: a `call`
     # or `run`; `since`: a number of the store's, whose next change is waited for.
     "submit": Command("call command keep_s", Turn.STORE, "", audited=True, makes=True),
-    "submitted": _store("since?"),
+    "submitted": _store("running?"),
     "call_state": _store("call"),
     "call_result": _store("call"),
     "cancel_call": _store("call", audited=True),

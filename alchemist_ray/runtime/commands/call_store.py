@@ -115,7 +115,6 @@ class CallStore:
         self._detached = detached
         self._calls: dict[str, StoredCall] = {}
         self._nbytes = 0
-        self._version = 0  # raised when a call is over
         self._watching: list[Job] = []
 
     # --- what processes ask for ---
@@ -157,16 +156,16 @@ class CallStore:
             raise Failure("BadArgumentError", f"keep_s={keep_s!r}: it must be greater than 0")
 
     def submitted(self, job: Job) -> None:
-        """All calls; `since`: when another one is over, or after a while."""
-        if job.body.get("since") != self._version:
+        """All calls; `running`: when one of these is over, or after a while."""
+        watched = [self._calls.get(ident) for ident in job.body.get("running", ())]
+        if not watched or any(call is None or call.job is None for call in watched):
             self._tell(job)
         else:
             self._watching = [other for other in self._watching if not other.answered] + [job]
             job.timer = asyncio.get_running_loop().call_later(WATCH_S, self._tell, job)
 
     def _tell(self, job: Job) -> None:
-        calls = [call.described() for call in self._calls.values()]
-        job.answer({"version": self._version, "calls": calls})
+        job.answer({"calls": [call.described() for call in self._calls.values()]})
 
     def call_state(self, job: Job) -> None:
         """A call, its progress, and the last lines that it has printed."""
@@ -249,7 +248,6 @@ class CallStore:
         call.about = job.described(state)
         self._commands.release({"matrices": matrices_of(job.body)}, ident)
         asyncio.get_running_loop().call_later(call.keep_s, self._forget, ident)
-        self._version += 1
         watching, self._watching = self._watching, []
         for each in watching:
             self._tell(each)
