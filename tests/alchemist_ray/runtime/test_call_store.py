@@ -182,8 +182,6 @@ async def test_the_end_of_a_call_is_told_to_those_who_wait_for_it() -> None:
         first: "queued",
         second: "done",
     }
-    assert store.ask("submitted", running=[first]) is None
-    assert store.ask("submitted", running=[first, second]) == news
     with pytest.raises(Failure, match=f"call {first} is not over yet"):
         store.ask("call_result", call=first)
     with pytest.raises(Failure, match=r"cancel\(\) it first"):
@@ -191,6 +189,10 @@ async def test_the_end_of_a_call_is_told_to_those_who_wait_for_it() -> None:
     assert store.ask("cancel_call", call=first) == store.ask("cancel_call", call=second) == {}
     calls = store.ask("submitted")["calls"]
     assert [about["state"] for about in calls] == ["cancelled", "done"]
+    third = store.submit()
+    for over in (first, second, "forgotten"):
+        assert store.ask("submitted", running=[third, over]) is not None
+    assert store.ask("submitted", running=[third]) is None
 
 
 @in_loop
