@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ali
 from alchemist_ray import AlchemistSession, couple
 from alchemist_ray.errors import AlchemistError, TransferError
+from alchemist_ray.functions.submitted import SubmittedCall
 
 LIBRARY = Path(__file__).with_name("breaking.py")
 KEPT = "kept"
@@ -33,6 +34,7 @@ LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VR", "STAR_STAR")
 
 sessions: dict[str, AlchemistSession] = {}
 libraries: dict[str, Any] = {}
+submitted: list[SubmittedCall] = []
 
 
 def join(nodes: int) -> int:
@@ -60,18 +62,18 @@ def workers(name: str) -> list[dict[str, Any]]:
     return [{"rank": w.rank, "host": w.hostname, "pid": w.pid} for w in found]
 
 
-KEPT = np.arange(100_000.0).reshape(1000, 100)
+LARGE = np.arange(100_000.0).reshape(1000, 100)
 
 
 def keep(name: str) -> None:
     """Send a matrix to the gang, under a name."""
-    sessions[name].send_matrix(KEPT, name="kept")
+    sessions[name].send_matrix(LARGE, name="kept")
 
 
 def kept(name: str) -> bool:
     """Whether the gang has that matrix yet, also for its ranks."""
     A = sessions[name].matrix("kept")
-    found = np.array_equal(A.fetch(), KEPT) and np.array_equal((A + 1).fetch(), KEPT + 1)
+    found = np.array_equal(A.fetch(), LARGE) and np.array_equal((A + 1).fetch(), LARGE + 1)
     A.free()
     return found
 
@@ -341,6 +343,33 @@ def another(workers: int) -> int:
     """The total of a gang of another session."""
     with AlchemistSession(workers, start_timeout_s=60) as als:
         return als.load_library("breaking", LIBRARY).total()
+
+
+def submit(count: int, go: str) -> None:
+    """Submit calls to that gang, which wait until a file is there."""
+
+    def shot(comm: Any, number: int) -> int:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+        return number
+
+    submitted.extend(sessions[KEPT].submit(shot, number) for number in range(count))
+
+
+def results(limit_s: float) -> list[Any]:
+    """What the submitted calls return, or the names of their errors."""
+
+    def result(future: SubmittedCall) -> Any:
+        error = future.exception(limit_s)
+        return future.result() if error is None else type(error).__name__
+
+    return [result(future) for future in submitted or sessions[KEPT].futures()]
+
+
+def gangs() -> list[str]:
+    """The names of the gangs of the cluster."""
+    join(1)
+    return [gang.name for gang in AlchemistSession.list()]
 
 
 def end() -> list[str]:
