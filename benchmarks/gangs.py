@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from alchemist_ray import AlchemistSession, couple
 from ali import context
@@ -77,6 +78,7 @@ def _two_hosts(report: Report) -> None:
         hosts.start_ray([2, 2], store_bytes=1 << 30)
         with served(PLAIN, math.isqrt(math.prod(FAR_SHAPE)), far) as plain:
             found = near.call("benchmarks.gangs:measured_between", far.name, plain, limit_s=LIMIT_S)
+            cpu_s = {name: _cpu_s(hosts, name) for name in found}
     times = {name: Time(turns) for name, turns in found.items()}
     took, bare = times["from gang to gang"], times["plain stream"]
     nbytes = 8 * math.prod(FAR_SHAPE)
@@ -85,6 +87,34 @@ def _two_hosts(report: Report) -> None:
         at_most=True,
         detail=f"{1e-9 * nbytes / took:.2f} GB/s; {took}; plain {bare}",
     )  # fmt: skip
+    each = " and ".join(f"{1e9 * s / nbytes:.2f} s ({name})" for name, s in cpu_s.items())
+    report.notes.append(f"CPU time of all processes of both hosts for each GB: {each}.")
+
+
+def _cpu_s(hosts: Hosts, work: str) -> float:
+    """The CPU time of all processes of both hosts for one turn of a work of `measured_between`."""
+
+    def spent_s() -> float:
+        return float(sum(hosts[n].call("benchmarks.gangs:cpu_s") for n in range(2)))
+
+    begun = spent_s()
+    hosts[0].call("benchmarks.gangs:repeat", work, ROUNDS, limit_s=LIMIT_S)
+    return (spent_s() - begun) / ROUNDS
+
+
+def cpu_s() -> float:
+    """The CPU time of all processes of this host so far."""
+    spent = (process.cpu_times() for process in psutil.process_iter())
+    return float(sum(times.user + times.system for times in spent))
+
+
+def repeat(work: str, rounds: int) -> None:
+    """Do a work of `measured_between` again."""
+    for _ in range(rounds):
+        _works[work]()
+
+
+_works: dict[str, Callable[[], Any]] = {}
 
 
 def measured_between(far: str, plain: str) -> dict[str, list[float]]:
@@ -98,11 +128,9 @@ def measured_between(far: str, plain: str) -> dict[str, list[float]]:
     A = there.send_matrix(x, layout=LAYOUTS[0])
     if not np.array_equal(here.send_matrix(A, layout=LAYOUTS[1]).fetch(), x):
         raise AssertionError("what came is not what was sent")
-    works: dict[str, Callable[[], Any]] = {
-        "plain stream": plain_streams(plain_sockets(plain, 1), np.empty(FAR_SHAPE), b"s"),
-        "from gang to gang": lambda: here.send_matrix(A, layout=LAYOUTS[1]).free(),
-    }
-    return {name: list(took.turns) for name, took in in_turns(works, ROUNDS).items()}
+    _works["plain stream"] = plain_streams(plain_sockets(plain, 1), np.empty(FAR_SHAPE), b"s")
+    _works["from gang to gang"] = lambda: here.send_matrix(A, layout=LAYOUTS[1]).free()
+    return {name: list(took.turns) for name, took in in_turns(_works, ROUNDS).items()}
 
 
 # --- fields between running calls ---
