@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import select
 import socket
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -99,14 +99,6 @@ class _Peer:
         self._connection.close()
 
 
-@dataclass(slots=True)
-class _Ring:
-    """The memory of fields of one shape, dtype and layout, used in turns."""
-
-    matrices: list[tuple[int, DistMatrix]] = field(default_factory=list)
-    turn: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A field's place in the other gang; `parts`: of its ranks, None if they are read by streams.
@@ -135,7 +127,8 @@ class Channel:
         self._other = about["other"]
         self._most: int = about["fields"]
         self._sent = 0
-        self._rings: dict[Any, _Ring] = {}
+        # The memory of fields, by shape, dtype and layout; used in turns, the last one last.
+        self._rings: defaultdict[Any, deque[tuple[int, DistMatrix]]] = defaultdict(deque)
         self._sources: dict[int, _Source] = {}
         self._peers: list[_Peer] = []
         self._poll = select.poll()
@@ -164,20 +157,20 @@ class Channel:
         if of_layout(A.layout) is not None:
             raise Failure("LayoutError", f"channel {self.name!r} sends dense matrices only")
         self._wait(lambda peer: self._sent - peer.taken < self._most)
-        ring = self._rings.setdefault((A.distribution, A.dtype, A.array_shape), _Ring())
+        ring = self._rings[A.distribution, A.dtype, A.array_shape]
         frame: Body = {}
-        if len(ring.matrices) < self._most:  # else its field was taken
+        if len(ring) == self._most:
+            ring.rotate(-1)  # the field in the first one was taken
+        else:
             ident = next(self._idents)
             copy = _copy_of(self._gang, A)
             self._gang.storage.put(ident, copy, sealed=True)
-            ring.matrices.append((ident, copy))
+            ring.append((ident, copy))
             frame = {
                 "shape": list(A.array_shape), "stored": list(A.shape), "layout": A.layout,
                 "dtype": A.dtype.str, "grid": list(A.grid),
             }  # fmt: skip
-            ring.turn = len(ring.matrices) - 1
-        ident, copy = ring.matrices[ring.turn % self._most]
-        ring.turn += 1
+        ident, copy = ring[-1]
         np.copyto(copy.stored, A.stored)
         self._sent += 1
         told = encode(Kind.EVENT, {"field": ident, **frame})
@@ -242,7 +235,7 @@ class Channel:
             peer.close()
         self._nodes.close()
         for ring in self._rings.values():
-            for ident, _ in ring.matrices:
+            for ident, _ in ring:
                 self._gang.storage.free(ident)
 
     # --- meeting ---
