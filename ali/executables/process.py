@@ -84,6 +84,13 @@ def is_open_mpi(library: str) -> bool:
     return found is not None and int(found[2]) in OPEN_MPI_VERSIONS
 
 
+def runs_open_mpi(pid: int) -> bool:
+    """Whether a process has initialised Open MPI: it has loaded the component for messages."""
+    with contextlib.suppress(OSError):
+        return "/mca_pml_" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    return False
+
+
 def with_gangs_mpi(env: dict[str, str]) -> dict[str, str]:
     """The environment in which the loader also finds the MPI of the gang."""
     folders = [env.get("LD_LIBRARY_PATH"), os.path.dirname(mpi_file())]
@@ -157,6 +164,7 @@ class Child:
 
     Attributes
     ----------
+    pid : int
     pidfd : int
         Readable when it has ended.
     """
@@ -177,7 +185,8 @@ class Child:
             pass_fds=[end.fileno() for end in sockets],
             start_new_session=True,  # so that its own children are ended with it
         )  # fmt: skip
-        self.pidfd = os.pidfd_open(self._process.pid)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
 
     def status(self) -> int:
         """The status of the ended program, as waitpid returns it; see `describe_status`."""

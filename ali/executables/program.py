@@ -36,6 +36,7 @@ from ali.executables.process import (
     mpi_of,
     mpirun_command,
     ready,
+    runs_open_mpi,
     showing_waits,
     with_gangs_mpi,
     working_folder,
@@ -339,6 +340,7 @@ class Program:
             for descriptor in ready(self.serve, min(limit_s, self._agreement.interval_s)):
                 if not self.serve[descriptor]():
                     del self.serve[descriptor]
+            self._refuse_singletons()
             arrived = self._agreement.reached()
         except Interrupted as interrupted:
             interrupted.place = self._place()
@@ -356,6 +358,22 @@ class Program:
         elif arrived is not None:
             self._release(arrived)
         return self._codes
+
+    def _refuse_singletons(self) -> None:
+        """Raise `Failure` if the process has loaded Open MPI by itself: it knows no other ranks."""
+        child = self._child
+        if child is None or self.ended or self._in_mpi or self._gang.size == 1:
+            return
+        if runs_open_mpi(child.pid):
+            raise Failure(
+                "RoutineError",
+                f"program {self._name} initialised Open MPI on rank {self._gang.rank}, without "
+                f"Open MPI's mpirun: each of its {self._gang.size} processes is alone in its "
+                "MPI_COMM_WORLD. In a gang of one rank start mpirun as the program, "
+                f'["mpirun", "-n", "{self._gang.size}", ...], or install what the program loads '
+                "(mpi4py, h5py, ...) for the gang's MPI",
+                rank=self._gang.rank,
+            )
 
     def _place(self) -> str:
         """Where this rank's process is, in words."""
@@ -484,7 +502,12 @@ class _Agreement:
         """The messages of all ranks, if all have reached it."""
         if self._request is None:
             return None
-        if not self._request.Test():
+        try:
+            arrived = self._request.Test()
+        except Exception:
+            self._gang.check()  # it was the end of the call that ended this wait, too
+            raise
+        if not arrived:
             self.interval_s = min(2 * self.interval_s, AGREE_LIMIT_S)
             return None
         if self._told is None:

@@ -132,8 +132,8 @@ class Round(Replies):
         """Add to the message of a cancelled call that ranks have not returned from it."""
         verb = "is" if len(self.stuck) == 1 else "are"
         return (
-            f"{message}; {self._stuck_ranks()} {verb} still in "
-            f"{self.doing or 'it'}, and are started again if that lasts {self.limit}{self._where()}"
+            f"{message}; {self._stuck_ranks()} {verb} still in {self.doing or 'it'}; the ranks are "
+            f"started again if that lasts {self.limit}{self._where()}"
         )
 
     def _stuck_ranks(self) -> str:

@@ -260,6 +260,26 @@ def test_open_mpi_programs_run_by_their_own_mpirun(
     printed = capfd.readouterr().out
     assert "rank 2 of 3, 1 is on its left" in printed
     assert "read one" in printed
+    said = "rank 0 was in program ring; ranks 1, 2 were in the wait for .* on other ranks"
+    with pytest.raises(CallTimeoutError, match=said):
+        als.run_program([target, "wait"], timeout_s=5)
+
+
+OPEN_MPI_INSIDE = """
+import ctypes, time
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+mpi.MPI_Init(None, None)
+time.sleep(60)
+"""
+
+
+def test_a_script_that_loads_open_mpi_is_not_silently_alone(als: AlchemistSession) -> None:
+    """As one of Debian's python3-mpi4py, or its FEniCSx: the interpreter is linked to no MPI."""
+    if commands.python("import ctypes; ctypes.CDLL('libmpi.so.40')").returncode:
+        pytest.skip("needs Open MPI (apt-get install libopenmpi3)")
+    with pytest.raises(RoutineError, match=r"initialised Open MPI on rank .*alone.*mpirun"):
+        als.run_program([sys.executable, "-c", OPEN_MPI_INSIDE], timeout_s=30)
+    assert als.run(lambda comm: comm.allreduce(1)) == 3
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the file is of this kind")
