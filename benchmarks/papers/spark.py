@@ -38,16 +38,17 @@ def master(setting: Setting) -> str:
 class Alone:
     """Spark's own times by growing size; larger sizes are left out after one that took too long."""
 
-    def __init__(self, setting: Setting, *options: str) -> None:
+    def __init__(self, setting: Setting, *options: str, limit_s: float | None = None) -> None:
         self._setting = setting
         self._options = options
+        self._limit_s = limit_s or LIMIT_S[setting.scale]
         self._over = missing(setting) or missing_master(setting)
 
     def times(self, what: str, *sizes: int) -> Sample | str:
         """The seconds of the runs that ended in time, or why there are none."""
         if self._over is not None:
             return self._over
-        limit_s = LIMIT_S[self._setting.scale]
+        limit_s = self._limit_s
         options = ("--runs", self._setting.runs + 1, "--limit", limit_s, *self._options)
         found = printed(
             "benchmarks.papers.spark_program", what, *sizes, "--master", master(self._setting),

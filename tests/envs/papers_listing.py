@@ -1,7 +1,7 @@
 """The environment of Rothauge et al. (2019), Section IV, and what gymnasium wants of it today.
 
-`HPCSimulator` has the paper's calls, with this project's modules instead of the paper's. `ForRLlib`
-adds the spaces, and the form in which today's gymnasium takes the results of `reset` and `step`.
+`HPCSimulator` is the paper's class as printed; only the modules are this project's. `ForRLlib` adds
+the spaces, and the form in which today's gymnasium takes the results of `reset` and `step`.
 """
 
 # ruff: noqa: F403, F405
@@ -17,19 +17,27 @@ from alchemist_ray import *
 
 
 class HPCSimulator(gym.Env[Any, Any]):
+    # Initialize simulation environment
     def __init__(self, config: Any) -> None:
+        hostname = config["hostname"]
+        port = config["port"]
+        num_workers = config["num_workers"]
+        lname = config["lib_name"]
+        lpath = config["lib_path"]
         self.als = AlchemistSession()
-        self.als.connect(config["hostname"], config["port"])
-        self.als.request_workers(config["num_workers"])
-        self.lib = self.als.load_library(config["lib_name"], config["lib_path"])
+        self.als.connect(hostname, port)
+        self.als.request_workers(num_workers)
+        self.HPClib = self.als.load_library(lname, lpath)
 
+    # Reset simulator
     def reset(self) -> Any:  # type: ignore[override]
-        self.lib.reset()
-        return self.lib.get_state()
+        self.HPClib.reset()
+        return self.HPClib.get_state()
 
+    # Take a step in the simulation in response to an action
     def step(self, action: Any) -> Any:
-        self.lib.step(action)
-        return self.lib.get_state(), self.lib.get_score()
+        self.HPClib.step(action)
+        return self.HPClib.get_state(), self.HPClib.get_score()
 
 
 class ForRLlib(HPCSimulator):
