@@ -20,10 +20,10 @@ EXPERIMENTS = {
     name: import_module(f"benchmarks.papers.{name}")
     for name in (
         "session", "layouts", "factors", "table1", "svd_scaling", "transfer_shapes", "links",
-        "condest", "cg_timit", "rl", "sandia", "guests",
+        "condest", "cg_timit", "rl", "sandia", "guests", "spark_scales",
     )
 }  # fmt: skip
-LONG = ("guests",)  # emulated, it takes as long as all the others: only if it is named
+LONG = ("guests", "spark_scales")  # each takes as long as all others: only if they are named
 SHARED = 2  # Ray's CPUs for each core: ranks and Spark's executors share the cores of a machine
 
 

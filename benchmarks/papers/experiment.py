@@ -209,6 +209,7 @@ class Page:
     draw: Callable[[Any], None] | None = None  # on a matplotlib figure
     figure_inches: tuple[float, float] = (8.0, 4.0)
     once: bool = False  # each measurement is a single run, whatever the setting says
+    shown: str = "mean ± standard deviation"  # of the runs of a measurement
     stored: dict[str, Any] | None = None  # the JSON of the run that the data is from
     load: float = field(default_factory=lambda: os.getloadavg()[0])  # when it began
     begun: float = field(default_factory=time.monotonic)
@@ -279,7 +280,7 @@ class Page:
 
     def _where(self, setting: Setting) -> str:
         seconds = time.monotonic() - self.begun
-        runs = f"{setting.runs} runs of each measurement, mean ± standard deviation"
+        runs = f"{setting.runs} runs of each measurement, {self.shown}"
         runs = "one run of each measurement" if self.once else runs
         cores = os.cpu_count() or 1
         versions = [f"Python {platform.python_version()}"]

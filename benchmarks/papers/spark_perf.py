@@ -19,25 +19,28 @@ import numpy as np
 
 from benchmarks.spark_mllib import started
 
-KEYS = 1000  # different ones
+KEYS = 1000  # different ones, an even number
 PARTS = 4
 FEATURES = 20
-TASKS = 100  # empty ones, of the test of scheduling
+TASKS = 100  # of the test of scheduling
 RECORDS_OF_A_ROW = 20  # as many fewer rows than pairs
 
 Work = Callable[[], bool]
 
 
-def core(spark: Any, count: int) -> dict[str, Work]:
+def core(
+    spark: Any, count: int, keys: int = KEYS, parts: int = PARTS, tasks: int = TASKS
+) -> dict[str, Work]:
     """The core tests, on pairs of a key and 1; every work returns whether its result is right."""
     context = spark.sparkContext
-    numbers = context.parallelize(range(count), PARTS)
+    numbers = context.parallelize(range(count), parts)
     pairs = {
-        "": numbers.map(lambda i: (f"{i * 7919 % KEYS:010}", 1)).cache(),
-        "-int": numbers.map(lambda i: (i * 7919 % KEYS, 1)).cache(),
+        "": numbers.map(lambda i: (f"{i * 7919 % keys:010}", 1)).cache(),
+        "-int": numbers.map(lambda i: (i * 7919 % keys, 1)).cache(),
     }
+    ones = spark._jvm.java.util.Collections.nCopies(tasks, 1)  # an element for each task, no Python
     works: dict[str, Work] = {
-        "scheduling-throughput": lambda: spark.range(0, TASKS, 1, TASKS).count() == TASKS,
+        "scheduling-throughput": lambda: context._jsc.parallelize(ones, tasks).count() == tasks,
         "count": lambda: pairs[""].count() == count,
         "count-with-filter": lambda: (
             pairs["-int"].filter(lambda pair: pair[0] % 2 == 0).count() == count // 2
@@ -46,10 +49,10 @@ def core(spark: Any, count: int) -> dict[str, Work]:
     for kind, found in pairs.items():
         found.count()
         works[f"agg-by-key{kind}"] = lambda found=found: (
-            found.reduceByKey(operator.add).count() == KEYS
+            found.reduceByKey(operator.add).count() == keys
         )
         works[f"sort-by-key{kind}"] = lambda found=found: found.sortByKey().count() == count
-    works["agg-by-key-naive"] = lambda: pairs[""].groupByKey().mapValues(sum).count() == KEYS
+    works["agg-by-key-naive"] = lambda: pairs[""].groupByKey().mapValues(sum).count() == keys
     return works
 
 
@@ -90,17 +93,23 @@ def main() -> None:
     parser.add_argument("--master", required=True)
     options = parser.parse_args()
     spark = started(native=False, master=options.master, memory_gb=2)
-    took = {}
     works = core(spark, options.records) | mllib(spark, options.records // RECORDS_OF_A_ROW)
+    took = {}
     for name, work in works.items():
         for _ in range(2):
-            begun = time.perf_counter()
-            right = work()
-            took[name] = time.perf_counter() - begun
-            if not right:
-                raise SystemExit(f"{name}: a wrong result")
+            took[name] = timed(name, work)
     print(json.dumps(took), flush=True)
     spark.stop()
+
+
+def timed(name: str, work: Work) -> float:
+    """The seconds of a test; SystemExit if its result is wrong."""
+    begun = time.perf_counter()
+    right = work()
+    took = time.perf_counter() - begun
+    if not right:
+        raise SystemExit(f"{name}: a wrong result")
+    return took
 
 
 if __name__ == "__main__":

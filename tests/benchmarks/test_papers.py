@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from benchmarks import papers
-from benchmarks.papers import condest, factors, layouts, links, rl, session, spark, svd_scaling
+from benchmarks.papers import (
+    condest,
+    factors,
+    layouts,
+    links,
+    rl,
+    session,
+    spark,
+    spark_scales,
+    svd_scaling,
+)
 from benchmarks.papers.__main__ import EXPERIMENTS, claims, main, redraw
 from benchmarks.papers.experiment import (
     PAGES,
@@ -268,6 +278,24 @@ def test_a_verdict_follows_from_its_own_noise() -> None:
     assert effect([0.9, 1.2, 1.3, 0.95]) == 0
     assert less(Sample([1.0, 1.2]), Sample([2.0, 2.2]))
     assert not less(Sample([1.0, 1.8]), Sample([1.6, 2.2]))
+
+
+def test_the_reports_own_table_passes_the_rules_of_its_claims() -> None:
+    report = spark_scales.reported()
+    assert [holds for holds, _ in spark_scales.verdicts(report).values()] == [True] * 3
+    tenfold = {
+        scale: {name: Sample([3 * 10.0**step]) for name in its}
+        for step, (scale, its) in enumerate(report.items())
+    }
+    assert [holds for holds, _ in spark_scales.verdicts(tenfold).values()] == [False] * 3
+    noisy = {
+        scale: {
+            name: Sample(its[name].mean * factor for factor in (0.25, 1, 4)[:: (-1) ** step])
+            for name in its
+        }
+        for step, (scale, its) in enumerate(report.items())
+    }
+    assert [holds for holds, _ in spark_scales.verdicts(noisy).values()] == [None] * 3
 
 
 def test_every_experiment_has_a_page_and_a_line_in_the_readme() -> None:
