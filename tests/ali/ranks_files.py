@@ -27,6 +27,7 @@ from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.rank.gang_view import GangView
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.ranks_shared import failure_of
+from tests.support.suite import scaled
 
 Array = np.ndarray[Any, Any]
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, 0.1)
@@ -164,7 +165,7 @@ def round_trips(check: Checks) -> None:
     gang, folder = check.gang, check.folder
     sides = st.sampled_from([0, 1, 2, 3, 5, 7, 23])
 
-    @agreed(gang, 72)
+    @agreed(gang, scaled(36, 72))
     @given(
         suffix=st.sampled_from([*SUFFIXES, URL]),
         shape=st.tuples(sides, sides) | st.tuples(sides) | st.just(()),
@@ -304,7 +305,7 @@ def parts(check: Checks) -> None:
     slices = st.tuples(maybe, maybe, steps)
     lists = st.lists(st.integers(-M, M - 1), max_size=8)
 
-    @agreed(check.gang, 60)
+    @agreed(check.gang, scaled(36, 60))
     @given(
         file=st.sampled_from(WRITTEN),
         rows=st.none() | slices | lists,

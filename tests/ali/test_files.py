@@ -42,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[st
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-@pytest.mark.parametrize(("function", "least"), [("round_trips", 46), ("parts", 31)])
+@pytest.mark.parametrize(("function", "least"), [("round_trips", 24), ("parts", 18)])
 def test_what_is_saved_is_loaded_in_parts_and_in_any_layout(
     results: Callable[[int], dict[str, Any]], ranks: int, function: str, least: int
 ) -> None:

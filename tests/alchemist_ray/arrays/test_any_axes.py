@@ -183,7 +183,7 @@ def test_functions_of_one_array(session: AlchemistSession, quiet: None) -> None:
     found = {}
     for turn, (name, work) in enumerate(ONE.items()):
         if name.split()[0] not in ARBITRARY:
-            for shape in part(SHAPES, turn, 3):
+            for shape in part(SHAPES, turn, 4):
                 a = values(shape, "float64")
                 found[name, shape] = _differs(work, [a], [session.send_matrix(a)])
     assert not {name: text for name, text in found.items() if text}
@@ -192,7 +192,7 @@ def test_functions_of_one_array(session: AlchemistSession, quiet: None) -> None:
 def test_functions_of_two_arrays(session: AlchemistSession, quiet: None) -> None:
     found = {}
     for turn, (name, work) in enumerate(TWO.items()):
-        for m, n in part(TWICE, turn, 9):
+        for m, n in part(TWICE, turn, 14):
             a, b = values(m, "float64"), values(n, "float64", 1)
             A, B = session.send_matrix(a), session.send_matrix(b)
             found[name, m, n] = _differs(work, [a, b], [A, B])

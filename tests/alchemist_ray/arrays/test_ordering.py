@@ -57,7 +57,7 @@ OF_OTHERS = list(
 
 def test_other_functions(session: AlchemistSession, subtests: pytest.Subtests) -> None:
     for turn, what in enumerate(OTHERS):
-        for shape, dtype in part(OF_OTHERS, turn, 5):
+        for shape, dtype in part(OF_OTHERS, turn, 9):
             if (what, dtype) != ("weighted bincount", "complex64"):
                 with subtests.test(what=what, shape=shape, dtype=dtype):
                     a = elements(shape, dtype)

@@ -13,7 +13,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays.sparse import SparseHandle
 from tests.support.suite import scaled
 
-PROGRAMS = scaled(50, 1000)  # on each number of ranks
+PROGRAMS = scaled(25, 1000)  # on each number of ranks
 STEPS = 5
 LENGTHS = [0, 1, 2, 3, 5, 8, 13, 40]
 DTYPES = ["float64", "float32", "complex128", "complex64", "int64", "int32"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +16,7 @@ from mpi_workers.deadlines import BLAME_S, ENDING, FAILING
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import HEADER, Body, Frame, Kind, decode_body
 from tests.alchemist_ray.runtime.owners import NodesOwner, Owner
+from tests.support import traces
 
 KILLED, CRASHED = "was killed by signal 9 (SIGKILL)", "was killed by signal 11 (SIGSEGV)"
 
@@ -44,13 +44,13 @@ def test_a_crash_that_follows_another_loss_is_not_named(
     async def lose() -> float:
         nodes = Nodes(2, 4, owner)
         nodes.ready.set_result(None)
-        begin = time.monotonic()
+        begin = traces.clock()
         for node, rank, cause in events:
             nodes.receive(node, ended(rank, cause))
             await asyncio.sleep(0.01)
         while not errors:
             await asyncio.sleep(0.005)
-        return time.monotonic() - begin
+        return traces.clock() - begin
 
     took = asyncio.run(lose())
     assert [error.rank for error in errors] == [named]

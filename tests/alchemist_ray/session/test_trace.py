@@ -62,8 +62,8 @@ def test_the_time_in_mpi_is_that_of_the_ranks_that_wait(session: AlchemistSessio
     by_rank = {one.rank: one.entries for one in profile.ranks}
     (first,) = (e for e in by_rank[0] if e.name == late.__name__)
     (last,) = (e for e in by_rank[max(by_rank)] if e.name == late.__name__)
-    assert last.begun + 0.25 - first.begun < first.mpi_s <= first.seconds < 5
-    assert last.mpi_s < 0.1 + (last.seconds - 0.3)
+    assert last.begun + 0.25 - first.begun < first.mpi_s <= first.seconds
+    assert last.mpi_s < last.seconds - 0.25
     table = str(profile).splitlines()
     assert table[0].split() == ["call", "rank", "calls", "s", "in", "MPI", "memory"]
     assert sum(line.startswith("late ") for line in table) == len(by_rank)

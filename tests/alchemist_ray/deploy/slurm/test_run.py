@@ -167,7 +167,7 @@ def test_a_dead_process_of_ray_ends_the_job_with_its_name_and_log(
     time.sleep(late_s)
     os.kill(watching[0], signal.SIGCONT)
     said = ended(process, 1)
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
     kept = tmp_path / "folder" / "ray-logs" / HOST
     cause = "was killed by signal 9 (SIGKILL)" if number == 9 else ""
     assert f"JobError: node {HOST}, with Ray's head, is lost: {name} on {HOST} {cause}" in said
