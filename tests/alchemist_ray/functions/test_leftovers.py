@@ -11,10 +11,11 @@ import pytest
 
 from alchemist_ray import AlchemistSession, Executor
 from alchemist_ray.errors import RoutineError
+from tests.support.suite import scaled
 
 LIMIT_S = 20.0  # of calls that take milliseconds, and hang if they meet what was left
 PRODUCT_TAGS = range(11, 17)  # of mpi_workers/matrix/tags.py
-CALLS = 1000
+CALLS = scaled(60, 1000)
 
 
 # --- what a call leaves ---
@@ -314,11 +315,7 @@ def test_a_communicator_that_is_kept_is_known_however_it_was_made(
     assert [worker.pid for worker in session.list_workers()] != before
 
 
-def test_a_thousand_such_calls_use_up_no_communicators(session: AlchemistSession) -> None:
-    for _ in range(CALLS // 2):
-        session.run(isend)
-        session.run(irecv)
-
+def test_such_calls_use_up_no_communicators(session: AlchemistSession) -> None:
     def spare(comm: Any) -> int:
         from mpi4py import MPI  # noqa: PLC0415
 
@@ -332,5 +329,9 @@ def test_a_thousand_such_calls_use_up_no_communicators(session: AlchemistSession
             one.Free()
         return len(made)
 
-    assert session.run(spare, timeout_s=LIMIT_S) > 1500
+    before = session.run(spare, timeout_s=LIMIT_S)
+    for _ in range(CALLS // 2):
+        session.run(isend)
+        session.run(irecv)
+    assert session.run(spare, timeout_s=LIMIT_S) == before
     assert session.run(exchanged, timeout_s=LIMIT_S) == EXPECTED
