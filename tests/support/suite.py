@@ -25,8 +25,9 @@ from xdist.scheduler import LoadScopeScheduling
 UNITS = (
     ("tests/deploy/slurm",),
     ("tests/deploy/container",),
-    # Before those of faults that have a cluster or a Spark of their own and leave gangs: tests of
-    # named gangs need the CPUs.
+    # Before other faults, which leave gangs to the end: tests of named gangs need the CPUs.
+    ("tests/faults/named",),
+    ("tests/faults/recovery",),
     ("tests/faults",),
     ("tests/alchemist_ray/clients/spark", "tests/faults/test_spark.py"),
     ("tests/faults/test_hosts.py",),
