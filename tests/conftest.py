@@ -68,12 +68,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _files = costs.Files()
+_left_gangs: dict[str, str] = {}  # and the file that has left them in the Ray that files share
+_last = ""  # the test that ran before
 _costs: dict[str, tuple[float, float]] = {}  # of all processes of pytest
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Count costs for the test's file; after each unit, look for gangs that its files have left."""
+    global _last
     _files.enter(item.nodeid)
+    if _last and suite.unit(_last) != suite.unit(item.nodeid):
+        traces.wait_until(lambda: traces.gangs() <= _left_gangs.keys(), CLEANUP_LIMIT_S, 0.1)
+        for gang in traces.gangs() - _left_gangs.keys():
+            _left_gangs[gang] = _last.partition("::")[0]
+    _last = item.nodeid
 
 
 def pytest_runtest_setup() -> None:
@@ -118,6 +127,8 @@ def nothing_left() -> Iterator[None]:
     before = traces.everything()
     yield
     launches.close()
+    if _left_gangs:
+        pytest.fail(f"{again.LEFT} gangs, of files: {_left_gangs}", pytrace=False)
     left: dict[str, str] = {}
 
     def clean() -> bool:

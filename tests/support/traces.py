@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -122,6 +123,15 @@ def abandoned() -> set[Path]:
                 mapped = maps.read_text()
                 there = {path for path in there if f"{path}\n" not in mapped}
     return there
+
+
+def gangs() -> set[str]:
+    """Names of the reservations of gangs in the Ray of this process."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return set()
+    table = ray.util.placement_group_table().values()
+    return {group["name"] for group in table if group["state"] != "REMOVED"}
 
 
 def everything() -> dict[str, str]:
