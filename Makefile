@@ -11,6 +11,8 @@ JAR = $(BIN)/python -m alchemist_ray.clients.spark.build_jar
 # A cluster that make starts is private to this machine and ends with the command.
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
+# Processes of tests would compile all modules again: 10 s of CPU for each worker of pytest.
+unexport PYTHONDONTWRITEBYTECODE
 
 RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version.py)
 TAG ?= alchemist-on-ray:$(RELEASE)
