@@ -26,6 +26,7 @@ import ali
 from alchemist_ray import AlchemistSession, couple
 from alchemist_ray.errors import AlchemistError, TransferError
 from alchemist_ray.functions.submitted import SubmittedCall
+from tests.support import traces
 
 LIBRARY = Path(__file__).with_name("breaking.py")
 KEPT = "kept"
@@ -216,7 +217,7 @@ def load_own_file(name: str) -> tuple[str, str]:
 def waited(name: str, path: str, fault: str, how: str) -> dict[str, Any]:
     """A call of `waiting.c` in which rank 1 has this fault while the others wait: how it ended."""
     library = sessions[name].load_library("waiting", path)
-    start, kind = time.monotonic(), "none"
+    start, kind = traces.clock(), "none"
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     if fault == "Ctrl-C":
         timer.start()
@@ -226,7 +227,7 @@ def waited(name: str, path: str, fault: str, how: str) -> dict[str, Any]:
         kind = type(error).__name__
     finally:
         timer.cancel()
-    return {"kind": kind, "seconds": time.monotonic() - start}
+    return {"kind": kind, "seconds": traces.clock() - start}
 
 
 def churn(name: str, seconds: float) -> str:
@@ -256,7 +257,7 @@ def until_lost(name: str, work: str) -> dict[str, Any]:
         except AlchemistError as error:
             facts = {key: value for key, value in error.facts.items() if key != "tail"}
             told = {"kind": type(error).__name__, "message": str(error), "facts": facts}
-            return {**told, "at": time.monotonic()}
+            return {**told, "at": traces.clock()}
 
 
 def keep_large(name: str) -> None:
@@ -271,7 +272,7 @@ def until_broken(source: str, target: str) -> dict[str, Any]:
         try:
             sessions[target].send_matrix(A).free()
         except AlchemistError as error:
-            at = time.monotonic()
+            at = traces.clock()
             left = sessions[target if isinstance(error, TransferError) else source].list_matrices()
             told = {"kind": type(error).__name__, "message": str(error), "at": at}
             return {**told, "left": len(left)}
@@ -294,9 +295,9 @@ def _both(names: tuple[str, str], count: int) -> list[Any]:
 
     def call(name: str) -> Any:
         try:
-            return sessions[name].run(_exchange, count), "", time.monotonic()
+            return sessions[name].run(_exchange, count), "", traces.clock()
         except AlchemistError as error:
-            return type(error).__name__, str(error), time.monotonic()
+            return type(error).__name__, str(error), traces.clock()
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(call, names))

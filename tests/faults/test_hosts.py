@@ -76,7 +76,7 @@ def inject_during(
     """Cause the fault during this work of the gang; the error and the seconds until then."""
     pair.near.begin(f"{INSIDE}:until_lost", "gang", meanwhile)
     time.sleep(1.0)
-    start = time.monotonic()
+    start = traces.clock()
     cause()
     outcome = pair.near.result(limit_s + 10)
     return outcome, outcome["at"] - start
