@@ -95,7 +95,7 @@ SYSTEMS = tests/deploy tests/docs tests/benchmarks tests/envs tests/test_distrib
 	tests/ali/test_linalg.py::test_no_rank_holds_more_than_its_share_of_six_matrices \
 	tests/ali/test_stated.py::test_the_peak_memory_is_at_most_the_stated_one \
 	tests/ali/test_stated.py::test_the_peak_memory_of_files_is_at_most_the_stated_one \
-	tests/sessions tests/ali/test_scaffold.py \
+	tests/sessions tests/ali/test_scaffold.py tests/alchemist_ray/gateway/test_wheel.py \
 	tests/ali/test_standalone.py tests/faults/recovery/test_lost_hosts.py \
 	tests/faults/test_gateway_hosts.py tests/faults/test_hosts.py tests/faults/test_spark.py \
 	tests/security/test_clusters.py tests/faults/test_channels.py::test_the_link_is_cut \

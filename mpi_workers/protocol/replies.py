@@ -29,8 +29,8 @@ class Replies:
         NumPy's flags of floating-point errors on any rank.
     gone : set of int
         Matrices that a rank which was started again does not have any more.
-    renew : bool
-        Whether a rank asks that all ranks are started again after the command.
+    renew : str
+        Why a rank asks that all ranks are started again after the command, or empty.
     settle : bool
         Whether messages to ranks that had left the call may be under way: the next one drops them.
     sequences : set of int
@@ -46,7 +46,8 @@ class Replies:
         self.matrices: list[Any] | None = None
         self.floating = 0
         self.gone: set[int] = set()
-        self.renew = self.settle = False
+        self.renew = ""
+        self.settle = False
         self.sequences: set[int] = set()
 
     def add(self, reply: Body, sender: str) -> None:
@@ -58,7 +59,7 @@ class Replies:
             self.places.setdefault(place, []).extend(ranks)
         self.floating |= reply.get("floating", 0)
         self.gone.update(reply.get("gone", ()))
-        self.renew = self.renew or reply.get("renew", False)
+        self.renew = self.renew or reply.get("renew", "")
         self.settle = self.settle or reply.get("settle", False)
         self.sequences.update(reply.get("sequences", (0,)))
         if "value" in reply:

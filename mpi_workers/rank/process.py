@@ -169,8 +169,8 @@ class RankLoop:
             reply["settle"] = True
         if self._commands.sequence:
             reply["sequences"] = [self._commands.sequence]
-        if interruption.unsafe():
-            reply["renew"] = True  # the gang starts other processes in place of the ranks
+        if why := interruption.unsafe():
+            reply["renew"] = why  # the gang starts other processes in place of the ranks
         command = COMMANDS.get(body["op"])
         if command is not None and command.prints:
             flush()

@@ -49,7 +49,7 @@ def elements(shape: tuple[int, ...], dtype: str, nan: bool = False) -> Array:
 def cases(check: Checks) -> Iterator[tuple[Array, Any, int | None, list[Any]]]:
     axes = (None, 0, 1)
     with everything_is_large():
-        some = check.sample(SHAPES, DTYPES, LAYOUTS, (False, True))[:: scaled(3, 1)]
+        some = check.sample(SHAPES, DTYPES, LAYOUTS, (False, True))[:: scaled(5, 1)]
         for shape, dtype, layout, nan in some:
             a = elements(shape, dtype, nan)
             A = check.distribute(a, layout)

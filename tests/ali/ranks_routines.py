@@ -129,7 +129,7 @@ def cases(way: str, gang: GangView) -> Iterator[tuple[str, int, str, str, tuple[
             narrow = NARROW if name in STABLE else NARROW[:2]  # of bool few are positive definite
             found += itertools.product([name], [number], narrow, [""], [((9, 8), 9)])
     steps = scaled({1: 13, 2: 19}, {1: 7, 2: 11})  # longer than each list of choices
-    step = steps.get(gang.size, scaled(29, 17))
+    step = steps.get(gang.size, scaled(61, 17))
     for name, number, dtype, kind, (shape, order) in found[gang.size % step :: step]:
         yield name, number, dtype, kind, shape, order
 

@@ -49,7 +49,7 @@ RENEWED = (
 REBUILT = " (but states that save_state gives, which are rebuilt)"
 CANCELLED = "the call was cancelled"
 LOSS_FACTS = ("rank", "cause", "hostname", "happened")  # that its error has, too
-WAITING = {"wait", "workers"}  # fields of a ping that is answered when there are ranks
+WAITING = ("wait", "workers")  # fields of a ping that is answered when there are ranks
 
 
 class NodePeer(NamedTuple):
@@ -278,7 +278,7 @@ class Dispatcher:
                 getattr(self._store, str(op))(job)
             elif turn is Turn.QUEUED:
                 self._enqueue(job)
-            elif not self._there.is_set() and op == "ping" and WAITING & job.body.keys():
+            elif not self._there.is_set() and op == "ping" and any(map(job.body.get, WAITING)):
                 self._pings.append(job)
             else:
                 job.answer(getattr(self.commands, str(op))(job.body, job.holder))

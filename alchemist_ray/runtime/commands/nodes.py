@@ -577,15 +577,10 @@ class Nodes:
             self._settle = self._settle or under_way.settle
             failed = under_way.failed or under_way.places
             if under_way.renew or (failed and len(under_way.sequences) > 1):
-                happened = (
-                    f"{under_way.doing or 'a call'} has ended while native code, which may not "
-                    "look at errors of MPI, was in calls of MPI"
+                why = under_way.renew or (
+                    "a rank has left out collectives on communicators that later calls may use"
                 )
-                if not under_way.renew:
-                    happened = (
-                        f"{under_way.doing or 'a call'} has failed, and a rank has left out "
-                        "collectives on communicators that later calls may use"
-                    )
+                happened = f"{under_way.doing or 'a call'} has ended, and {why}"
                 self.lose(_ended(GroupFailedError, happened, ""))
 
     def _tell(self, op: str, *, but: int | None = None, **fields: Any) -> None:

@@ -19,7 +19,7 @@ from tests.support import commands
 from tests.support.suite import scaled
 from tests.support.traces import memory, wait_until
 
-CLIENTS = scaled(30, 100)
+CLIENTS = scaled(12, 100)
 STREAMS = 2
 LIMIT_S = 150
 # Besides its piece, each stream has buffers of TLS, a thread, and connections to the nodes.

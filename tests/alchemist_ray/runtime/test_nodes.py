@@ -227,11 +227,11 @@ def test_ranks_that_may_not_go_on_are_replaced_after_their_answer() -> None:
     async def ask() -> None:
         nodes, owner, proxies = two_nodes()
         await nodes.ready
-        proxies[1].answer = {"renew": True, "value": 7}
+        proxies[1].answer = {"renew": "native code has waited in MPI", "value": 7}
         done = await nodes.round("call", library="x", routine="y")
         assert done.value == 7
         (loss,) = owner.losses
-        assert "x.y has ended while native code" in str(loss)
+        assert "x.y has ended, and native code has waited in MPI" in str(loss)
         with pytest.raises(AlchemistError, match=r"x\.y"):
             await nodes.round("free")
 
