@@ -80,8 +80,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     _files.enter(item.nodeid)
     if _last and suite.unit(_last) != suite.unit(item.nodeid):
         traces.wait_until(lambda: traces.gangs() <= _left_gangs.keys(), CLEANUP_LIMIT_S, 0.1)
-        for gang in traces.gangs() - _left_gangs.keys():
-            _left_gangs[gang] = _last.partition("::")[0]
+        for gang in _left_gangs.keys() ^ traces.gangs():
+            if _left_gangs.pop(gang, None) is None:  # else it has ended late
+                _left_gangs[gang] = _last.partition("::")[0]
     _last = item.nodeid
 
 
