@@ -71,8 +71,8 @@ gallery: $(READY)
 demo: $(SMALL)
 	$(BIN)/alchemist demo
 
-# Two workers on two cores, because tests wait a lot; TEST_WORKERS=0 runs them in one process.
-TEST_WORKERS ?= 2
+# Three workers on two cores: tests wait for a third of their time. TEST_WORKERS=0 runs them in one process.
+TEST_WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
 QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
 	tests/alchemist_ray/deploy tests/deploy/virtual/test_render.py \
