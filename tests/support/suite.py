@@ -1,6 +1,6 @@
 """How a run is divided, how long its tests are, and the summary at its end.
 
-``make test`` starts two workers of pytest-xdist. A worker runs the files of one *unit* in order:
+``make test`` starts three workers of pytest-xdist. A worker runs the files of one *unit* in order:
 files that share a gang, a Spark or a cluster of their own stay together. Each worker has a Ray
 cluster, a temporary folder and a mark for its processes, so that its final check sees only its
 own leftovers.
