@@ -30,7 +30,8 @@ TESTS_LEFT_OUT = {
     ),
     "test_ulfm.TestULFMWorld.testIAgree": (
         "not a correct program where MPIX_Comm_iagree is missing, and mpi4py calls MPI_Iallreduce: "
-        "one rank calls it before a barrier, the other after that, which MPI forbids: it fails or hangs"
+        "one rank calls it before a barrier, the other after that, which MPI forbids: it fails, or "
+        "hangs"
     ),
 }
 
