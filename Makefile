@@ -72,8 +72,10 @@ demo: $(SMALL)
 	$(BIN)/alchemist demo
 
 # Three workers on two cores: tests wait for a third of their time. TEST_WORKERS=0 runs them in one process.
+# Those of systems have several nodes, JVMs and clusters each, for which two workers are enough.
 TEST_WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
+test-systems: TEST_WORKERS = 2
 QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
 	tests/alchemist_ray/deploy tests/deploy/virtual/test_render.py \
 	tests/alchemist_ray/session/test_alchemist_session.py \
@@ -98,7 +100,7 @@ SYSTEMS = tests/deploy tests/docs tests/benchmarks tests/envs tests/test_distrib
 	tests/sessions tests/ali/test_scaffold.py tests/alchemist_ray/gateway/test_wheel.py \
 	tests/ali/test_standalone.py tests/faults/recovery/test_lost_hosts.py \
 	tests/faults/test_gateway_hosts.py tests/faults/test_hosts.py tests/faults/test_spark.py \
-	tests/security/test_clusters.py tests/faults/test_channels.py::test_the_link_is_cut \
+	tests/security/test_clusters.py tests/faults/test_head.py tests/faults/test_channels.py::test_the_link_is_cut \
 	tests/faults/test_gangs.py::test_the_link_is_cut
 # What has failed runs again, alone, and is printed as flaky if it passes then (tests/support/again.py).
 AGAIN = || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
