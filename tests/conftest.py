@@ -99,6 +99,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if again.cannot_be_mended(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     found = _files.close()
+    if _common_folder is None and session.config.getoption("numprocesses", None):
+        return  # the group of this process has those of the workers, which count themselves
     costs.add(_costs, found)
     if _common_folder:
         session.config.workeroutput["costs"] = found  # type: ignore[attr-defined]

@@ -75,7 +75,8 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     if world.rank == 0:
         Path(folder, "result.json").write_text(json.dumps(result))
     Path(folder, f"done{world.rank}").touch()
-    world.Barrier()  # no rank leaves before all have finished
+    with interruption.uninterruptible():  # the last call may have been cancelled
+        world.Barrier()  # no rank leaves before all have finished
     # MPICH says this in exit(). Hydra kills all others, and profilers that still write, when a rank
     # leaves without it.
     pmi = int(os.environ["PMI_FD"])

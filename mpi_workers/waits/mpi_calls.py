@@ -25,17 +25,15 @@ CASTS = {"w": "(int32_t)", "f": "", "W": "*", "F": "*"}  # handles of windows ha
 WIDE = {"n": "long ", "N": "const long *", "D": "const long *"}
 
 # Collectives. Each has three forms: one that waits, `I...`, and `..._init`. Of those with small
-# elements, the buffers: what is read and what is written, as pointer, count (N: counts and
-# displacements, for each rank) and datatype; `root?`: by the root alone; `inplace?`: if what is
-# read is there, too.
+# elements, the buffers: what is read and what is written, as pointer, count and datatype; `root?`:
+# by the root alone; `inplace?`: if what is read is there, too.
 COLLECTIVES = """
 Barrier c; Bcast Antic | | A n t; Allgather antAntc | a n t | A n*size t;
 Gather antAntic | a n t | A root?n*size t; Scatter antAntic | a root?n*size t | A n t;
 Alltoall antAntc | a n*size t | A n*size t; Allreduce aAntoc | a n t | A n t;
 Reduce aAntoic | a n t | A root?n t; Scan aAntoc | a n t | A n t; Exscan aAntoc | a n t | A n t;
 Reduce_scatter_block aAntoc | a n*size t | A inplace?n*size:n t; Reduce_scatter aANtoc;
-Gatherv antANDtic | a n t | A root?N t; Scatterv aNDtAntic | a root?N t | A n t;
-Allgatherv antANDtc | a n t | A N t; Alltoallv aNDtANDtc | a N t | A N t;
+Gatherv antANDtic; Scatterv aNDtAntic; Allgatherv antANDtc; Alltoallv aNDtANDtc;
 Alltoallw aNDTANDTc; Neighbor_allgather antAntc; Neighbor_allgatherv antANDtc;
 Neighbor_alltoall antAntc; Neighbor_alltoallv aNDtANDtc; Neighbor_alltoallw aNDTANDTc
 """
@@ -232,12 +230,10 @@ class _Function:
                 continue
             letter, count, _ = buffer.split()
             pointer = self.letters.index(letter)
-            n, t = (self.letters.find(one, pointer) for one in ("N" if "N" in count else "n", "t"))
-            every, extent = f"x{n} * (long)size", f"EXTENT(x{pointer}, x{n}, x{n + 1}, {self.comm})"
+            n, t = (self.letters.find(one, pointer) for one in "nt")  # the next ones
+            every = f"x{n} * (long)size"
             elements = {
                 "n": f"x{n}",
-                "N": extent,
-                "root?N": f"{root} ? {extent} : 0",
                 "n*size": every,
                 "root?n": f"{root} ? x{n} : 0",
                 "root?n*size": f"{root} ? {every} : 0",

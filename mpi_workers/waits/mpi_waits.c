@@ -381,23 +381,6 @@ static long bytes_of(const void *buffer, long n, H type) {
     if (buffer == NULL || buffer == IN_PLACE || n == 0) return 0;
     return n < 0 || n > SMALL || !builtin(type) || p_Type_size(type, &size) ? -1 : n * size;
 }
-/* How many elements a buffer has in which each rank's begin at a place. */
-#define EXTENT_OF(T)                                                                                  \
-    static long extent_##T(const void *buffer, const T *counts, const T *places, H comm) {            \
-        int size = 0, inter = 0;                                                                      \
-        long end = 0;                                                                                 \
-        if (buffer == NULL || buffer == IN_PLACE) return 0;                                           \
-        if (p_Comm_test_inter(comm, &inter) || inter || p_Comm_size(comm, &size)) return -1;          \
-        for (int i = 0; i < size; i++) {                                                              \
-            if (counts[i] < 0 || places[i] < 0) return -1;                                            \
-            if (counts[i] > 0 && places[i] + counts[i] > end) end = places[i] + counts[i];            \
-        }                                                                                             \
-        return end;                                                                                   \
-    }
-EXTENT_OF(int)
-EXTENT_OF(long)
-#define EXTENT(buffer, counts, places, comm) \
-    _Generic((counts), const int *: extent_int, const long *: extent_long)(buffer, counts, places, comm)
 static Copies copied(const void *in, long n, H t, void *out, long m, H u, H op, H comm) {
     Copies copies = {.in = in, .out = out};
     const long read = bytes_of(in, n, t), written = bytes_of(out, m, u), begin = (read + 63) & ~63l;
