@@ -345,9 +345,10 @@ static int finish(int32_t *request, Status *status, Kind kind, H comm, const cha
     while (!(e = p_Test(request, &done, status)) && !done)
         if (!turn(&turns, name)) {
             /* What the others have sent may be complete with a few tests more: an error on which all
-             * ranks have agreed is then that of each rank. */
+             * ranks have agreed is then that of each rank. An operation that writes costs the ranks'
+             * processes if it is left, and the others may have no core now. */
             const double until = now() + GRACE_S;
-            for (int i = 0; i < GRACE_TESTS && !e && !done && now() < until; i++) {
+            for (unsigned i = 0; (i < GRACE_TESTS || kind == WRITES) && !e && !done && now() < until; i++) {
                 sched_yield();
                 e = p_Test(request, &done, status);
             }

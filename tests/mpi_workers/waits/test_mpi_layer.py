@@ -44,6 +44,12 @@ def test_an_interrupt_ends_every_wait_and_what_follows_is_right(ranks: int, tmp_
     assert [name for name, (_, _, right) in found.items() if not right] == []
 
 
+def test_a_collective_that_the_others_complete_costs_no_process(tmp_path: Path) -> None:
+    """An error on which all ranks have agreed ends the call on one before another has a core."""
+    told = local_gang.run(RANKS + "nearly_complete", 3, str(tmp_path / "word"), timeout=30)
+    assert told == [[[0.0, 1.0, 2.0], ""]] * 3
+
+
 def test_nothing_is_written_into_memory_of_waits_that_were_left(tmp_path: Path) -> None:
     silent, told = local_gang.run(RANKS + "canaries", 4, str(tmp_path / "word"), timeout=60)
     assert silent == []
