@@ -8,8 +8,10 @@ from typing import Any
 
 import dask.array
 import numpy as np
+import polars
 import ray
 import ray.data
+import torch
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockAccessor, BlockMetadata
 from ray.util.dask import ray_dask_get
@@ -31,7 +33,19 @@ def run() -> Report:
     with AlchemistSession(2, progress=False) as als:
         for client, name in CLIENTS.items():
             _add_client(report, als, client, name)
+        _add_protocols(report, als)
     return report
+
+
+def _add_protocols(report: Report, als: AlchemistSession) -> None:
+    """Packages whose memory is read by a protocol, compared with an array of the same 200 MB."""
+    A = np.random.default_rng(0).random((2_500_000, 10))
+    names = {f"c{j}": A[:, j] for j in range(A.shape[1])}
+    sources = {"numpy": A, "torch": torch.from_numpy(A), "polars": polars.DataFrame(names)}
+    times = _sends(als, sources, A, "VC_STAR")
+    for package in ("torch", "polars"):
+        ratio = times[package] / times["numpy"]
+        report.add(f"{package} → gang / array → gang", ratio, 1.1, "x", at_most=True)
 
 
 def _add_client(report: Report, als: AlchemistSession, client: str, name: str) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ def run() -> Report:
         "gang of 4 ready and ended again, warm", ended, 1.0, "s", at_most=True,
         detail=f"a new session; {ended}",
     )  # fmt: skip
+    with AlchemistSession(2, progress=False, name="bench-attached", lifetime="detached"):
+        attach = partial(AlchemistSession.attach, "bench-attached")
+        attached = in_turns({"attach": lambda: attach().detach()}, 5)["attach"]
+    AlchemistSession.stop_gang("bench-attached")
+    report.add(
+        "attach to a gang with a name", attached, 0.3, "s", at_most=True, detail=f"{attached}"
+    )
     with AlchemistSession(2, progress=False) as als:
         echo = als.load_library("echo")
         pids = [worker.pid for worker in als.list_workers()]
