@@ -244,6 +244,7 @@ class Program:
         self._unread = b""
         self._in_mpi = False
         self._left_s = math.inf  # when the process has ended without MPI_Finalize
+        self._next_look_s = 0.0  # at the memory of the process; its output has turns of its own
         self.ended = False
         place = f"{os.uname().nodename} {gang.folder}"  # a node's proxy has a folder of its own
         places, names = zip(*comm.allgather((place, uuid.uuid4().hex)), strict=True)
@@ -364,6 +365,9 @@ class Program:
         child = self._child
         if child is None or self.ended or self._in_mpi or self._gang.size == 1:
             return
+        if (now := time.monotonic()) < self._next_look_s:
+            return
+        self._next_look_s = now + CHECK_S
         if runs_open_mpi(child.pid):
             raise Failure(
                 "RoutineError",
