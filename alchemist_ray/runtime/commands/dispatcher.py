@@ -9,8 +9,9 @@ cancelled: by its sender, by its time limit, or with the Ray task that waits for
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -253,18 +254,38 @@ class Dispatcher:
     async def submit(self, body: Body, holder: str = NO_HOLDER, work: Work | None = None) -> Body:
         """Run a command that came through Ray, or `work` of the gang. Raises `Failure`."""
         self.used()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Body] = loop.create_future()
+        future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
         job = Job(body, holder, future=future, work=work)
         self._accept(job)
-        if body["op"] == "resize":  # see `JobQueue`
-            loop.call_later(HELD_S, self._next)
-            job.timer = loop.call_later(SENDING_LIMIT_S, self._still_sending, job)
         try:
             return await future
         except asyncio.CancelledError:
             self._end_early(job, CANCELLED)
             raise
+
+    @contextlib.asynccontextmanager
+    async def resize_turn(self) -> AsyncIterator[None]:
+        """Wait for a resize's turn (see `JobQueue`). No command runs until the block has ended.
+
+        Raises `Failure` if the turn does not come.
+        """
+        self.used()
+        loop = asyncio.get_running_loop()
+        come: asyncio.Future[Body] = loop.create_future()
+        over = asyncio.Event()
+        body = {"op": "resize", "matrices": self.commands.matrices}
+        job = Job(body, future=come, work=partial(_hold_turn, come, over))
+        self._accept(job)
+        loop.call_later(HELD_S, self._next)
+        job.timer = loop.call_later(SENDING_LIMIT_S, self._still_sending, job)
+        try:
+            await come
+            yield
+        except BaseException:
+            self._end_early(job, CANCELLED)
+            raise
+        finally:
+            over.set()
 
     def _accept(self, job: Job) -> None:
         op = job.body.get("op")
@@ -552,6 +573,12 @@ class Dispatcher:
         for connection in list(self._connections):
             connection.send(Kind.REFUSED, to_failure(error).to_map())
             connection.close()
+
+
+async def _hold_turn(come: asyncio.Future[Body], over: asyncio.Event) -> None:
+    """The work of a command whose turn is another task's, from `come` until `over`."""
+    come.set_result({})
+    await over.wait()
 
 
 def _not_begun(error: AlchemistError) -> Failure:

@@ -37,7 +37,6 @@ from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.transfer.sending import BASE_LAYOUT
 from mpi_workers.data.description import DataEndpoints, TransferTarget
-from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, copies, default_grid, stored_shape
 
 
@@ -227,44 +226,20 @@ class Resizing:
             copy = IncarnationCopy(self.dispatcher.commands, old, new, address)
             await copy.check_libraries()  # before ranks are started
             token = next_token(address.token)
-            target = await new.start(self.cpus, address.first_epoch, token)
-            copy.target = target
+            copy.target = await new.start(self.cpus, address.first_epoch, token)
             await copy.unless_lost(copy.create_matrices())
-            await self._in_turn(copy, new, target)
+            async with self.dispatcher.resize_turn():
+                with self.state():
+                    await copy.unless_lost(copy.copy())
+                    self.use(new, copy.target)
+                    self._moved = True
+                    self.next = None
         finally:
             self.next = None  # so that `stop` does not interrupt this
             ended, left = (old, new) if self._moved else (new, old)
             await ended.shutdown()
             await ended.release()
             await self.cpus.keep(left.request.workers)
-
-    async def _in_turn(self, copy: IncarnationCopy, new: Incarnation, address: GangAddress) -> None:
-        """Move all that the gang has; no command runs meanwhile."""
-
-        async def move() -> None:
-            with self.state():
-                await copy.unless_lost(copy.copy())
-                self.use(new, address)
-                self._moved, self.next = True, None
-
-        moving: asyncio.Task[None] | None = None
-
-        async def in_turn() -> None:
-            nonlocal moving
-            moving = asyncio.get_running_loop().create_task(move())
-            await asyncio.wait([moving])
-            if moving.cancelled():
-                raise Failure("CancelledError", "it was cancelled")
-            moving.result()
-
-        commands = self.dispatcher.commands
-        try:
-            body = {"op": "resize", "matrices": commands.matrices}
-            await self.dispatcher.submit(body, work=in_turn)
-        finally:
-            if moving is not None:
-                moving.cancel()
-                await asyncio.wait([moving])
 
 
 def _unchanged(error: BaseException, workers: int) -> AlchemistError:

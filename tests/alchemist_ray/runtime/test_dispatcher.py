@@ -19,7 +19,6 @@ from alchemist_ray.runtime.commands.matrix_records import Record
 from mpi_workers.failures import Failure
 from mpi_workers.protocol.commands import COMMANDS, Turn
 from mpi_workers.rank.commands import RankCommands
-from mpi_workers.wire.frames import Body
 from tests.alchemist_ray.runtime.owners import Owner
 
 
@@ -31,8 +30,7 @@ def test_a_command_that_meets_a_system_error_fails_alone() -> None:
         gang = Dispatcher(Owner())
         with pytest.raises(Failure, match="No space left"):
             await asyncio.wait_for(gang.submit({"op": "keep_copies"}, work=full), 1)
-        body: Body = {"op": "resize", "matrices": {}}
-        assert await asyncio.wait_for(gang.submit(body, work=well), 1) == {}
+        assert await asyncio.wait_for(gang.submit({"op": "keep_copies"}, work=well), 1) == {}
 
     asyncio.run(both())
 
@@ -61,7 +59,13 @@ def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
 
 
 async def well() -> None:
-    """A resize."""
+    """Work that succeeds."""
+
+
+async def turn(gang: Dispatcher) -> None:
+    """The turn of a resize that has nothing to move."""
+    async with gang.resize_turn():
+        pass
 
 
 def ops(*jobs: Job | None) -> list[Any]:
@@ -101,12 +105,62 @@ def test_a_resize_is_given_up_when_a_matrix_does_not_arrive(
         matrix = Record(1, "endless", (2, 2), "float64", "VC_STAR", sealed=False)
         gang.commands.matrices[1] = matrix
         assert gang.idle_s == 0.0
-        body: Body = {"op": "resize", "matrices": {}}
         with pytest.raises(Failure, match="endless did not arrive in"):
-            await asyncio.wait_for(gang.submit(body, work=well), 5)
+            await asyncio.wait_for(turn(gang), 5)
 
     monkeypatch.setattr(dispatcher, "SENDING_LIMIT_S", 0.1)
     asyncio.run(resize())
+
+
+async def in_order(*steps: str) -> list[str]:
+    """Commands of a gang whose resize does `steps` in its turn, in the order of their ends."""
+    gang = Dispatcher(Owner())
+    found = []
+
+    async def resize() -> None:
+        async with gang.resize_turn():
+            for step in steps:
+                await asyncio.sleep(0.05)
+                found.append(step)
+                if step == "fail":
+                    raise OSError("no room")
+
+    resizing = asyncio.create_task(resize())
+    await asyncio.sleep(0.02)
+    command = asyncio.create_task(gang.submit({"op": "keep_copies"}, work=well))
+    if "stop" in steps:
+        resizing.cancel()
+    await asyncio.wait_for(command, 5)
+    found.append("command")
+    await asyncio.wait({resizing})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "ended"),
+    [
+        (("move", "use"), ["move", "use", "command"]),
+        (("move", "fail"), ["move", "fail", "command"]),
+        (("stop",), ["command"]),
+    ],
+)
+def test_no_command_runs_in_the_turn_of_a_resize(steps: tuple[str, ...], ended: list[str]) -> None:
+    assert asyncio.run(in_order(*steps)) == ended
+
+
+def test_a_resize_that_is_stopped_before_its_turn_is_forgotten() -> None:
+    async def stop() -> None:
+        gang = Dispatcher(Owner())
+        running = asyncio.create_task(
+            gang.submit({"op": "keep_copies"}, work=lambda: asyncio.sleep(0.2))
+        )
+        await asyncio.sleep(0.02)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(turn(gang), 0.05)
+        assert not list(gang._queue)
+        await asyncio.wait_for(running, 5)
+
+    asyncio.run(stop())
 
 
 def test_a_resize_that_waits_for_a_call_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +171,7 @@ def test_a_resize_that_waits_for_a_call_is_not_given_up(monkeypatch: pytest.Monk
         gang = Dispatcher(Owner())
         running = asyncio.create_task(gang.submit({"op": "keep_copies"}, work=call))
         await asyncio.sleep(0.05)
-        body: Body = {"op": "resize", "matrices": {}}
-        assert await asyncio.wait_for(gang.submit(body, work=well), 5) == {}
+        await asyncio.wait_for(turn(gang), 5)
         await running
 
     monkeypatch.setattr(dispatcher, "SENDING_LIMIT_S", 0.1)
