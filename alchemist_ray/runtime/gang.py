@@ -1,4 +1,4 @@
-"""Gang: a gang in its GroupManager, from its first launch to its end, over all its incarnations.
+"""Gang: a gang in its GroupManager, from its launch to its end, over all its incarnations.
 
 When ranks are lost and `max_failures` allows it, the gang keeps its CPUs (or asks for others where
 a node was lost), starts other ranks, and rebuilds its matrices. Commands wait meanwhile. A gang
@@ -13,7 +13,7 @@ import logging
 import platform
 import secrets
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,9 @@ from alchemist_ray.attached.address import GangAddress, next_token
 from alchemist_ray.attached.leases import ResultLease
 from alchemist_ray.attached.libraries import results_of
 from alchemist_ray.attached.states import GangState
-from alchemist_ray.background import in_pool, in_task, in_time
-from alchemist_ray.cluster.actors import find_gang, result_of
-from alchemist_ray.cluster.driver import end_own_driver, find_driver
+from alchemist_ray.background import in_pool, in_time
+from alchemist_ray.cluster.actors import result_of
+from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.cluster.placement import alive_nodes
 from alchemist_ray.errors import (
     NEXT_GANG,
@@ -39,10 +39,8 @@ from alchemist_ray.errors import (
     GroupFailedError,
     LaunchError,
     SessionError,
-    advising,
     from_failure,
 )
-from alchemist_ray.functions import user_code
 from alchemist_ray.measures import events, logs
 from alchemist_ray.measures.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
@@ -77,7 +75,7 @@ log = logging.getLogger(__name__)
 
 
 class Gang:
-    """See the module. Its methods are called through `GroupManager.ask`.
+    """See the module. `GroupManager.ask` calls its methods.
 
     Parameters
     ----------
@@ -85,36 +83,54 @@ class Gang:
         Its name, or its id.
     ident : str
         Begins the names of its processes and folders; of no other gang.
+    request : GangRequest
+    epoch : int
+        Of its first incarnation.
+    leave : callable(gang)
+        Called when no process needs to know any longer why a detached gang has ended.
 
     Attributes
     ----------
+    request : GangRequest
+        With the present number of workers.
     epoch : int
         Number of the current incarnation.
     address : GangAddress or None
         While it has ranks.
     failures : int
-        How often it was started again, or was tried to, since its launch.
+        How often it was started again, or was tried to.
     renewals : int
-        How often its nodes have started their ranks again since its launch.
+        How often its nodes have started their ranks again.
     """
 
-    # From the launch on.
-    request: GangRequest
-    dispatcher: Dispatcher
-    cpus: GangCpus
-    resizing: Resizing
-    _now: Incarnation
-    _elastic: Elastic
-    _measures: GangMeasures
-    _log: Any
-    _token: str
-    _lost: AlchemistError  # why it is being started again
-    _not_started: BaseException | None
-    _why: str  # it is being ended
-
-    def __init__(self, name: str, ident: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        ident: str,
+        request: GangRequest,
+        epoch: int,
+        leave: Callable[[Gang], None],
+    ) -> None:
+        options = request.options
         self._name = name
         self._ident = ident
+        self._leave = leave
+        self._driver = find_driver(name if options.detached else "")
+        self.request = request
+        self.epoch = epoch
+        self._first_epoch = epoch
+        self.address: GangAddress | None = None
+        self.failures = 0
+        self.renewals = 0
+        self._renewed_at = 0
+        self._renewed_in_a_row = 0
+        self._last_loss = ""
+        self._not_started: BaseException | None = None
+        self._why = "the program that owned the gang ended"  # it is being ended
+        self._created = time.time()
+        self._one_resize = asyncio.Lock()
+        self._wanted: dict[str, bool] = {}  # by token of a `.remote` call: is its ObjectRef there?
+        self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
         self._life = Life(
             name,
             {
@@ -124,18 +140,23 @@ class Gang:
                 GangState.ENDING: self._end,
             },
         )
-        self._first_epoch = self.epoch = 0
-        self.address: GangAddress | None = None
-        self.failures = self.renewals = 0
-        self._renewed_at = self._renewed_in_a_row = 0
-        self._last_loss = ""
-        self._created = time.time()
-        self._one_by_one = asyncio.Lock()
-        self._one_resize = asyncio.Lock()
-        self._wanted: dict[str, bool] = {}  # by token of a `.remote` call: is its ObjectRef there?
-        self._dropped = False
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
+        folder = logs.folder_name(name, ident)
+        self._log = logs.write_to(folder, request.settings)
+        label = "" if name == ident else name
+        self._measures = GangMeasures(label, request.owner, folder, options.gpus_per_worker)
+        self.dispatcher = Dispatcher(
+            self,
+            lease_grace_s=options.lease_grace_s,
+            stuck_timeout_s=options.stuck_timeout_s,
+            recovers=options.max_failures > 0,
+            detached=options.detached,
+            measures=self._measures,
+        )
+        self.cpus = GangCpus(name, f"{ident}.{epoch}", request, self._driver)
+        self._token = secrets.token_hex(32)
+        self._now = self._incarnation(request)
+        self.resizing = Resizing(self.dispatcher, self.cpus, self._moving, self._use)
+        self._elastic = Elastic(self.cpus, self._resize, self._ready_address, self._watch)
 
     # --- its state ---
 
@@ -146,30 +167,21 @@ class Gang:
     @property
     def failure(self) -> AlchemistError | None:
         """The error that ended the gang for good."""
-        return None if self.state is GangState.NONE else self.dispatcher.failure
+        return self.dispatcher.failure
 
     def _ready_address(self) -> GangAddress | None:
         return self.address if self.state.has_ranks else None
 
     # --- start ---
 
-    async def launch(self, request: GangRequest) -> GangAddress:
+    async def launch(self) -> GangAddress:
         """Start the ranks and wait until all have checked in.
 
         Raises
         ------
         ResourceError, LaunchError
             In time; nothing of the gang is left then.
-        GroupError
-            If the gang is there or starts already.
         """
-        if self._dropped:
-            raise GroupFailedError(f"gang {self._name} was ended before the call had its turn")
-        if self.state is GangState.FAILED:
-            await self._ended("the session has started another gang")
-        if self.state is not GangState.NONE:
-            raise GroupError(f"gang {self._name} {self.state.words}")
-        self._prepare(request)
         self._life.enter(GangState.STARTING)
         await self._life.leaves(GangState.STARTING, GangState.ENDING)
         if self._not_started is not None:
@@ -200,37 +212,6 @@ class Gang:
         self._life.enter(GangState.READY)
         self._begin_watches()
 
-    def _prepare(self, request: GangRequest) -> None:
-        """Set the attributes of this launch. If it fails, there is no launch."""
-        self._driver = find_driver(self._name if request.options.detached else "")
-        self.request = request
-        self._created = time.time()
-        self._first_epoch = self.epoch = max(self.epoch, request.after) + 1
-        self.failures = self.renewals = 0
-        self._renewed_at = self._renewed_in_a_row = 0
-        self._not_started = None
-        self._why = "the program that owned the gang ended"
-        self._watches = []
-        folder = logs.folder_name(self._name, self._ident)
-        self._log = logs.write_to(folder, request.settings)
-        label = "" if self._name == self._ident else self._name
-        gpus = request.options.gpus_per_worker
-        self._measures = GangMeasures(label, request.owner, folder, gpus)
-        self.dispatcher = Dispatcher(
-            self,
-            lease_grace_s=request.options.lease_grace_s,
-            stuck_timeout_s=request.options.stuck_timeout_s,
-            recovers=request.options.max_failures > 0,
-            detached=request.options.detached,
-            measures=self._measures,
-        )
-        run = f"{self._ident}.{self.epoch}"
-        self.cpus = GangCpus(self._name, run, request, self._driver)
-        self._token = secrets.token_hex(32)
-        self._now = self._incarnation(request)
-        self.resizing = Resizing(self.dispatcher, self.cpus, self._moving, self._use)
-        self._elastic = Elastic(self.cpus, self._resize, self._ready_address, self._watch)
-
     def _incarnation(self, request: GangRequest) -> Incarnation:
         run = f"{self._ident}.{self.epoch}"
         return Incarnation(self._name, run, self.epoch, request, self.dispatcher, self._driver)
@@ -256,8 +237,7 @@ class Gang:
 
     async def holding(self, reservation: str) -> None:
         """Return when CPUs have been given back; see `Driver.reserve`."""
-        if self.state is not GangState.NONE:
-            await self.cpus.holding(reservation)
+        await self.cpus.holding(reservation)
 
     async def _keep_quota(self) -> None:
         """Learn how many bytes the matrices may have, as long as the cluster has a limit."""
@@ -285,6 +265,7 @@ class Gang:
 
     async def about(self, *, memory: bool = False) -> Body:
         """The gang's entry in the catalogue, as plain values; `memory`: ask the nodes, too."""
+        request = self.request
         entry: Body = {
             "name": self._name,
             "named": self._name != self._ident,
@@ -292,26 +273,21 @@ class Gang:
             "version": __version__,
             "python": platform.python_version(),
             "created": self._created,
-            "reason": "",
+            "owner": request.owner,
+            "workers": request.workers,
+            "gpus_per_worker": request.options.gpus_per_worker,
+            "env": sorted(request.options.env or ()),
+            "detached": request.options.detached,
+            "idle_timeout_s": request.options.idle_timeout_s,
+            "nodes": self.nodes,
+            "failures": self.failures,
+            "renewals": self.renewals,
+            "last_loss": self._last_loss,
+            "reason": "" if self.failure is None else str(self.failure.args[0]),
+            **self.dispatcher.status(),
         }
-        if self.state is not GangState.NONE:
-            request = self.request
-            entry |= {
-                "owner": request.owner,
-                "workers": request.workers,
-                "gpus_per_worker": request.options.gpus_per_worker,
-                "env": sorted(request.options.env or ()),
-                "detached": request.options.detached,
-                "idle_timeout_s": request.options.idle_timeout_s,
-                "nodes": self.nodes,
-                "failures": self.failures,
-                "renewals": self.renewals,
-                "last_loss": self._last_loss,
-                "reason": "" if self.failure is None else str(self.failure.args[0]),
-                **self.dispatcher.status(),
-            }
-            if memory:
-                entry["free_nbytes"] = await self._now.free_nbytes(MEMORY_ANSWER_S)
+        if memory:
+            entry["free_nbytes"] = await self._now.free_nbytes(MEMORY_ANSWER_S)
         return entry
 
     @property
@@ -332,10 +308,11 @@ class Gang:
         await self._life.leaves(GangState.STARTING, GangState.RECOVERING, GangState.RESIZING)
         if self.state is GangState.ENDING:
             raise SessionError(f"gang {self._name} is being ended: start another one")
+        if self.state is GangState.NONE:
+            raise no_workers(self._name)
         if self.failure is not None:
             raise self.failure.with_traceback(None)
-        if self.address is None:
-            raise SessionError(f"gang {self._name} has no workers: request_workers(n) starts them")
+        assert self.address is not None
         return self.address
 
     async def _check_epoch(self, epoch: int) -> None:
@@ -385,46 +362,12 @@ class Gang:
         for token in tokens:
             if token in self._wanted:
                 self._wanted[token] = False
-            elif self.state is not GangState.NONE:
+            else:
                 self.dispatcher.commands.lost(token)
 
     async def cancel(self) -> int:
         """Cancel all calls that run or wait; their number."""
-        return 0 if self.state is GangState.NONE else self.dispatcher.cancel_calls()
-
-    async def function(self, request: GangRequest, body: Body, *values: Any) -> Any:
-        """Run the function of a command on a gang of its own, which is started if necessary.
-
-        One after the other, in the order of the calls. `values` are what its object refs
-        stood for. Raises `AlchemistError`.
-        """
-        task = body["task"]
-        async with self._one_by_one:
-            epoch = (await self._there(request)).epoch
-            if values:
-                task["values"] = await in_pool(user_code.packed_values, values)
-            try:
-                return await self._result(epoch, task["name"], await self.command(epoch, body))
-            except GroupFailedError as error:
-                raise advising(error, "the next call starts a new one") from None
-
-    async def own_gang(self, request: GangRequest) -> GangAddress:
-        """The gang that is there, or one that is started now: `function` for a connection."""
-        async with self._one_by_one:
-            return await self._there(request)
-
-    async def _there(self, request: GangRequest) -> GangAddress:
-        """The gang that is there, or one that is started now, also if the caller goes away."""
-        with contextlib.suppress(AlchemistError):
-            return await self.gang_address()
-        return await self.launch(request)
-
-    async def _result(self, epoch: int, name: str, reply: Body) -> Any:
-        """The value that a function has returned on rank 0."""
-        if known := [record["matrix"] for record in reply["matrices"]]:
-            await self.command(epoch, {"op": "free", "matrices": known})
-            raise user_code.no_matrix(name)
-        return await in_pool(user_code.result_of, reply, dict)
+        return self.dispatcher.cancel_calls()
 
     # --- lost ranks ---
 
@@ -434,7 +377,6 @@ class Gang:
         self._last_loss = str(error.facts.get("happened", error.args[0]))
         self.resizing.stop(error)
         if self.state.has_ranks:
-            self._lost = error
             self._life.enter(GangState.RECOVERING)
 
     def nodes_lost(self, error: AlchemistError) -> bool:
@@ -448,7 +390,6 @@ class Gang:
         if not self.state.has_ranks or self.failures >= self.request.options.max_failures:
             self._fail()
             return False
-        self._lost = error
         self._life.enter(GangState.RECOVERING)
         return True
 
@@ -475,7 +416,8 @@ class Gang:
         1. While the nodes are there, they start ranks, which have the matrices of those before.
         2. Else the gang is started again, up to `max_failures` times, and its matrices rebuilt.
         """
-        error = self._lost
+        error = self.dispatcher.loss
+        assert error is not None
         await self.resizing.ended()
         while True:
             try:
@@ -601,8 +543,7 @@ class Gang:
 
     async def stop_resize(self) -> None:
         """End a resize that is under way: its caller no longer waits."""
-        if self.state is not GangState.NONE:
-            self.resizing.stop(CancelledError("it was cancelled"))
+        self.resizing.stop(CancelledError("it was cancelled"))
 
     async def _resize(self, workers: int) -> None:
         async with self._one_resize:
@@ -684,7 +625,6 @@ class Gang:
 
     async def drop(self) -> None:
         """End the gang at once, also if it is being started; it is not used again."""
-        self._dropped = True  # calls of `function` may wait for their turn
         if self.state is GangState.STARTING:
             self._why = "the session was closed, and its gang ended with it"
             self._life.enter(GangState.ENDING)
@@ -710,26 +650,9 @@ class Gang:
         logs.close(self._log)
 
     def _leave_later(self, after_s: float) -> None:
-        """End the actor of a detached gang, unless it has been started again by then."""
-
-        async def leave(epoch: int) -> None:
-            await asyncio.sleep(after_s)
-            if epoch == self.epoch:
-                self._exit()
-
+        """End the actor of a detached gang."""
         if self.request.options.detached:
-            in_task(leave(self.epoch), self._tasks)
-
-    async def expect_launch(self) -> None:
-        """End this actor if the process that made it has died before it could ask for a gang."""
-        await asyncio.sleep(EXPECTED_S)
-        if self.state is GangState.NONE:
-            self._exit()
-
-    def _exit(self) -> None:
-        end_own_driver(self._name)
-        # Not `ray.actor.exit_actor`: it waits for all calls that the actor is serving.
-        ray.kill(find_gang(self._name).actor)
+            asyncio.get_running_loop().call_later(after_s, self._leave, self)
 
     async def _end_when_idle(self, limit_s: float) -> None:
         """End the gang when no command has come for the idle timeout."""
@@ -741,6 +664,11 @@ class Gang:
         why = f"gang {self._name} was ended after {limit_s:g} s without a command (idle_timeout_s)"
         self._why = why
         self._life.enter(GangState.ENDING)
+
+
+def no_workers(gang: str) -> SessionError:
+    """The error for commands to a gang that has ended, or was not started."""
+    return SessionError(f"gang {gang} has no workers: request_workers(n) starts them")
 
 
 def _report(task: asyncio.Task[None]) -> None:

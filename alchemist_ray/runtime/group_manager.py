@@ -10,14 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 from typing import Any
 
+from alchemist_ray.attached.states import GangState
 from alchemist_ray.measures import exporter
-from alchemist_ray.runtime.gang import Gang
+from alchemist_ray.runtime.gang import no_workers
+from alchemist_ray.runtime.gang_slot import GangSlot
+from alchemist_ray.version import __version__
 from mpi_workers.matrix.available_memory import KEEPER_OOM_SCORE, set_oom_score
 from mpi_workers.wire.frames import Body
 
-STARTS = ("launch", "function", "own_gang", "expect_launch")  # methods that begin a gang
+STARTS = ("launch", "function", "own_gang", "expect_launch")  # methods of `GangSlot`
+# Methods that have nothing to do where a gang has ended, or was not started, and their results.
+WITHOUT_GANG = {
+    "about": {
+        "state": GangState.NONE.value,
+        "version": __version__,
+        "python": platform.python_version(),
+    },
+    "cancel": 0,
+    "end": None,
+    "end_results": None,
+    "holding": None,
+    "kill": None,
+    "stop_resize": None,
+}
 
 
 class GroupManager:
@@ -33,28 +51,29 @@ class GroupManager:
     def __init__(self, ident: str = "") -> None:
         set_oom_score(KEEPER_OOM_SCORE)
         self._ident = ident
-        self._gangs: dict[str, Gang] = {}
+        self._slots: dict[str, GangSlot] = {}  # by the name or id of the gang
         # Threads wait for objects, which Ray takes for the event loop: it would tell the user.
         os.environ["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"] = "0"
         exporter.start()
 
-    def gang(self, name: str) -> Gang:
-        """A gang; without ranks if it has not been started here."""
-        return self._gangs.get(name) or Gang(name, self._ident or name)
-
     async def ask(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a gang; see `GangHandle`."""
-        gang = self.gang(name)
+        """Call a method of `GangSlot` or of its gang; see `GangHandle`."""
         if method in STARTS:
-            self._gangs[name] = gang
-        return await getattr(gang, method)(*args, **kwargs)
+            slot = self._slots.setdefault(name, GangSlot(name, self._ident or name))
+            return await getattr(slot, method)(*args, **kwargs)
+        slot = self._slots.get(name)
+        if slot is not None and slot.gang is not None:
+            return await getattr(slot.gang, method)(*args, **kwargs)
+        if method in WITHOUT_GANG:
+            return WITHOUT_GANG[method]
+        raise no_workers(name)
 
     async def gangs(self, *, memory: bool = False) -> list[Body]:
         """The entries of all gangs in the catalogue; see `Gang.about`."""
-        asked = (gang.about(memory=memory) for gang in self._gangs.values())
-        return list(await asyncio.gather(*asked))
+        gangs = [slot.gang for slot in self._slots.values() if slot.gang is not None]
+        return list(await asyncio.gather(*(gang.about(memory=memory) for gang in gangs)))
 
     async def forget(self, name: str) -> None:
         """End a gang at once, also one that is being started: its session is closed."""
-        if name in self._gangs:
-            await self._gangs.pop(name).drop()
+        if name in self._slots:
+            await self._slots.pop(name).drop()

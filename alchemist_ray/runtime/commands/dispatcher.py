@@ -99,6 +99,8 @@ class Dispatcher:
         Of the current incarnation; before the first one, without nodes.
     failure : AlchemistError or None
         The error that ended the gang.
+    loss : AlchemistError or None
+        The last loss of ranks or nodes.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._there = asyncio.Event()  # not while ranks are lost and others are being started
         self._there.set()
-        self._loss: AlchemistError | None = None  # the last one
+        self.loss: AlchemistError | None = None
         self._restored = ""
         self._pings: list[Job] = []
 
@@ -434,12 +436,12 @@ class Dispatcher:
             return to_failure(self.failure)
         if job.losses < LOSSES and repeatable:
             return None
-        assert self._loss is not None
+        assert self.loss is not None
         states = REBUILT * self.commands.log.enabled
         matrices = len(self.commands.matrices)
         restored = RENEWED.format(matrices, states) if kept else self._restored
-        words = recovered_words(job.name, job.losses, restored, self._loss, undefined)
-        facts = {key: self._loss.facts[key] for key in LOSS_FACTS if key in self._loss.facts}
+        words = recovered_words(job.name, job.losses, restored, self.loss, undefined)
+        facts = {key: self.loss.facts[key] for key in LOSS_FACTS if key in self.loss.facts}
         return Failure("GroupRecoveredError", words, **facts)
 
     async def _noticed(
@@ -520,14 +522,14 @@ class Dispatcher:
             nodes.fail(error)  # of a start or a resize, which reports it
             return
         self._there.clear()
-        self._loss = error
+        self.loss = error
         self._owner.ranks_lost(error)
 
     def nodes_lost(self, nodes: Nodes, error: AlchemistError) -> None:
         """See `NodesOwner`."""
         if nodes is not self.nodes:
             return  # its start reports it, or it has been replaced
-        self._loss = error
+        self.loss = error
         if self._owner.nodes_lost(error):
             self._there.clear()
         else:

@@ -23,6 +23,8 @@ from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.errors import GroupFailedError, GroupRecoveredError
 from alchemist_ray.ray_access import catalogue, manager_pool
 from alchemist_ray.runtime.gang import Gang
+from alchemist_ray.runtime.gang_slot import GangSlot
+from alchemist_ray.runtime.group_manager import STARTS, WITHOUT_GANG
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from tests.faults.conftest import agent_pids, pid_of
 from tests.faults.named.named_gangs import managers
@@ -267,7 +269,12 @@ def test_gangs_on_a_node_that_does_not_answer_are_listed(
 
 @pytest.mark.parametrize("name", [name for name in vars(GangHandle) if not name.startswith("_")])
 def test_a_handle_has_methods_of_the_gang_with_its_parameters(name: str) -> None:
-    of_handle, of_gang = (signature(getattr(kind, name)) for kind in (GangHandle, Gang))
+    owner = GangSlot if name in STARTS else Gang
+    of_handle, of_gang = (signature(getattr(kind, name)) for kind in (GangHandle, owner))
     positional = [p for p in of_handle.parameters.values() if p.kind is not p.VAR_POSITIONAL]
     of_gang.bind(*positional)
     assert list(of_gang.parameters)[: len(positional)] == [p.name for p in positional]
+
+
+def test_only_methods_of_a_handle_are_answered_without_a_gang() -> None:
+    assert {*STARTS, *WITHOUT_GANG} <= vars(GangHandle).keys()
