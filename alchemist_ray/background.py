@@ -45,6 +45,20 @@ async def in_time(work: Awaitable[T], limit_s: float) -> T:
         return await work
 
 
+async def unless(work: Awaitable[T], *ends: asyncio.Future[Any]) -> T:
+    """The result of work. Raises the exception of one of `ends`, if that comes first."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        error = done.pop().exception()
+        assert error is not None
+        raise error.with_traceback(None)  # those of earlier ones would pile up
+    finally:
+        task.cancel()  # also if the caller is cancelled
+
+
 def in_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
     """Run a coroutine in a task of the running loop, which is among `tasks` until it ends."""
     task = asyncio.get_running_loop().create_task(work)

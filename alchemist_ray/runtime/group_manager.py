@@ -59,8 +59,8 @@ class GroupManager:
     async def ask(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of `GangSlot` or of its gang; see `GangHandle`."""
         if method in STARTS:
-            slot = self._slots.setdefault(name, GangSlot(name, self._ident or name))
-            return await getattr(slot, method)(*args, **kwargs)
+            starting = self._slots.setdefault(name, GangSlot(name, self._ident or name))
+            return await getattr(starting, method)(*args, **kwargs)
         slot = self._slots.get(name)
         if slot is not None and slot.gang is not None:
             return await getattr(slot.gang, method)(*args, **kwargs)

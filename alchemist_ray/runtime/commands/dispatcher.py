@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from alchemist_ray.background import in_task
+from alchemist_ray.background import in_task, unless
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
 from alchemist_ray.runtime.commands import checkpoints
 from alchemist_ray.runtime.commands.attached_processes import AttachedProcess, AttachedProcesses
@@ -266,23 +266,24 @@ class Dispatcher:
             raise
 
     @contextlib.asynccontextmanager
-    async def resize_turn(self) -> AsyncIterator[None]:
+    async def resize_turn(self) -> AsyncIterator[asyncio.Future[Body]]:
         """Wait for a resize's turn (see `JobQueue`). No command runs until the block has ended.
 
-        Raises `Failure` if the turn does not come.
+        Yields a future that fails when the resize is cancelled. Raises `Failure` if its turn does
+        not come.
         """
         self.used()
         loop = asyncio.get_running_loop()
-        come: asyncio.Future[Body] = loop.create_future()
-        over = asyncio.Event()
+        cancelled: asyncio.Future[Body] = loop.create_future()
+        come, over = asyncio.Event(), asyncio.Event()
         body = {"op": "resize", "matrices": self.commands.matrices}
-        job = Job(body, future=come, work=partial(_hold_turn, come, over))
+        job = Job(body, future=cancelled, work=partial(_hold_turn, come, over))
         self._accept(job)
         loop.call_later(HELD_S, self._next)
         job.timer = loop.call_later(SENDING_LIMIT_S, self._still_sending, job)
         try:
-            await come
-            yield
+            await unless(come.wait(), cancelled)
+            yield cancelled
         except BaseException:
             self._end_early(job, CANCELLED)
             raise
@@ -577,9 +578,9 @@ class Dispatcher:
             connection.close()
 
 
-async def _hold_turn(come: asyncio.Future[Body], over: asyncio.Event) -> None:
+async def _hold_turn(come: asyncio.Event, over: asyncio.Event) -> None:
     """The work of a command whose turn is another task's, from `come` until `over`."""
-    come.set_result({})
+    come.set()
     await over.wait()
 
 

@@ -13,8 +13,8 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from alchemist_ray.background import in_task, in_time
 from alchemist_ray.errors import (
@@ -141,7 +141,7 @@ class Round(Replies):
 
     def stuck_error(self, what: str, error: Body) -> GroupError:
         """Ranks did not return from a call that failed or was cancelled."""
-        return _ended(
+        return _end_error(
             GroupFailedError,
             f"a call {what} and {self._stuck_ranks()} did not return within {self.limit}: they are "
             "in native code that computes without MPI (of your own: alchemist_check ends it), or "
@@ -196,7 +196,7 @@ class Round(Replies):
         return failure
 
 
-def _ended(kind: type[GroupError], happened: str, then: str, **facts: Any) -> GroupError:
+def _end_error(kind: type[GroupError], happened: str, then: str, **facts: Any) -> GroupError:
     """The error for the end of a gang. `happened` is a fact too: a resize may lose ranks alone."""
     return kind(happened + then, happened=happened, **facts)
 
@@ -232,9 +232,6 @@ def recovered_words(
         f"{call} was interrupted: {happened}. {restored}. The call was not repeated, because {why}"
         f"{error.facts.get('said', '')}"
     )
-
-
-T = TypeVar("T")
 
 
 class NodesOwner(Protocol):
@@ -282,6 +279,8 @@ class Nodes:
         The data endpoint of each node whose ranks have checked in.
     ready : Future
         Done when all ranks have checked in; fails with the reason if they cannot.
+    ended : Future
+        Fails with the reason when the ranks are lost.
     lost : AlchemistError or None
         Why the ranks are gone, until others are started.
     last_round : int
@@ -332,7 +331,7 @@ class Nodes:
 
     def _new_futures(self) -> None:
         loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[AlchemistError] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()
         self._cleared: asyncio.Future[None] = loop.create_future()
 
@@ -373,7 +372,7 @@ class Nodes:
         self._proxies.pop(node, None)
         host = self.host(node)
         self.fail(
-            _ended(
+            _end_error(
                 GroupFailedError,
                 f"node {host} was lost: its part of the gang was killed, or the network to it was "
                 f"cut.{ask_kubernetes(host)}",
@@ -432,9 +431,9 @@ class Nodes:
             self._cleared.set_result(None)
 
     def _error(self, happened: str, then: str, **facts: Any) -> GroupError:
-        """The error for a loss; see `_ended`."""
+        """The error for a loss; see `_end_error`."""
         kind = GroupFailedError if self.ready.done() else LaunchError
-        return _ended(kind, happened, then, **facts)
+        return _end_error(kind, happened, then, **facts)
 
     def _on_rank_ended(
         self,
@@ -581,7 +580,7 @@ class Nodes:
                     "a rank has left out collectives on communicators that later calls may use"
                 )
                 happened = f"{under_way.doing or 'a call'} has ended, and {why}"
-                self.lose(_ended(GroupFailedError, happened, ""))
+                self.lose(_end_error(GroupFailedError, happened, ""))
 
     def _tell(self, op: str, *, but: int | None = None, **fields: Any) -> None:
         """Send one of `PROXY_COMMANDS` to all nodes, or to all but one."""
@@ -607,7 +606,7 @@ class Nodes:
         """
         await self.idle()
         if self._crashed and self.failure is None:
-            await asyncio.wait([self._ended])  # a node has no ranks: its reply would be missing
+            await asyncio.wait([self.ended])  # a node has no ranks: its reply would be missing
         if (error := self.failure or self.lost) is not None:
             raise error.with_traceback(None)  # those of earlier ones would pile up
         self.last_round += 1
@@ -636,21 +635,6 @@ class Nodes:
             )
             raise failure
         return under_way
-
-    async def unless_ended(self, work: Awaitable[T]) -> T:
-        """The result of work on the nodes. Raises what ends the gang, if that comes first.
-
-        Ray lets calls of an agent wait on a lost node, for its restart.
-        """
-        task = asyncio.ensure_future(work)
-        waits: list[asyncio.Future[Any]] = [task, self._ended]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise self._ended.result().with_traceback(None)
-        finally:
-            task.cancel()  # also if the caller is cancelled
 
     async def idle(self) -> None:
         """Wait until every rank has returned from an earlier call (see `_end_if_stuck`)."""
@@ -686,7 +670,7 @@ class Nodes:
         except TimeoutError:
             late = ", ".join(map(self.host, sorted(self._not_cleared)))
             words = f"the ranks on {late} could not be ended within {CLEAR_LIMIT_S:g} s"
-            self.fail(_ended(GroupFailedError, words, f". The gang was ended; {NEXT_GANG}"))
+            self.fail(_end_error(GroupFailedError, words, f". The gang was ended; {NEXT_GANG}"))
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
@@ -711,7 +695,7 @@ class Nodes:
         except TimeoutError:
             late = ", ".join(str(rank) for rank in range(self._size) if rank not in self.ranks)
             words = f"ranks {late} did not start again within {limit_s:g} s"
-            error = _ended(LaunchError, words, "")
+            error = _end_error(LaunchError, words, "")
             self.lose(error)
             raise error from None
 
@@ -737,7 +721,7 @@ class Nodes:
         self._owner.nodes_lost(self, error)
 
     def _forget_rounds(self, error: AlchemistError) -> None:
-        for future in (self.ready, self._cleared):
+        for future in (self.ready, self._cleared, self.ended):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # retrieved: no one may wait for it
@@ -745,8 +729,6 @@ class Nodes:
         for under_way in rounds:
             under_way.drop(error)
         self._became_idle.set()
-        if not self._ended.done():
-            self._ended.set_result(error)
 
     def _drop(self, error: AlchemistError) -> None:
         self._forget_rounds(error)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from alchemist_ray.attached.address import GangAddress, next_token
+from alchemist_ray.background import unless
 from alchemist_ray.cluster.actors import result_of, told
 from alchemist_ray.cluster.node_jobs import MoveJob
 from alchemist_ray.errors import (
@@ -61,10 +62,6 @@ class IncarnationCopy:
     target: GangAddress = field(init=False)
     _created: dict[int, TransferTarget] = field(default_factory=dict)  # by the old matrix's number
     _states: list[SavedState] = field(default_factory=list)  # of libraries
-
-    async def unless_lost(self, work: Awaitable[None]) -> None:
-        """Wait for work on both. Raises what ends one of them, if that comes first."""
-        await self.old.nodes.unless_ended(self.new.nodes.unless_ended(work))
 
     async def copy(self) -> None:
         """Copy everything. Raises `Failure`, `AlchemistError` and `RayError`."""
@@ -227,10 +224,12 @@ class Resizing:
             await copy.check_libraries()  # before ranks are started
             token = next_token(address.token)
             copy.target = await new.start(self.cpus, address.first_epoch, token)
-            await copy.unless_lost(copy.create_matrices())
-            async with self.dispatcher.resize_turn():
+            # Ray lets calls of an agent on a lost node wait for the node's restart.
+            lost = old.nodes.ended, new.nodes.ended
+            await unless(copy.create_matrices(), *lost)
+            async with self.dispatcher.resize_turn() as cancelled:
                 with self.state():
-                    await copy.unless_lost(copy.copy())
+                    await unless(copy.copy(), cancelled, *lost)
                     self.use(new, copy.target)
                     self._moved = True
                     self.next = None

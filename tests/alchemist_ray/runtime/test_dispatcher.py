@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alchemist_ray.background import unless
 from alchemist_ray.runtime.commands import dispatcher, loaded_libraries
 from alchemist_ray.runtime.commands.call_store import CallStore
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
@@ -146,6 +147,18 @@ async def in_order(*steps: str) -> list[str]:
 )
 def test_no_command_runs_in_the_turn_of_a_resize(steps: tuple[str, ...], ended: list[str]) -> None:
     assert asyncio.run(in_order(*steps)) == ended
+
+
+def test_a_cancellation_of_all_calls_reaches_a_resize_in_its_turn() -> None:
+    async def cancel() -> None:
+        gang = Dispatcher(Owner())
+        async with gang.resize_turn() as cancelled:
+            assert gang.cancel_calls() == 1
+            with pytest.raises(Failure, match="the call was cancelled"):
+                await unless(asyncio.sleep(5), cancelled)
+        await asyncio.wait_for(gang.submit({"op": "keep_copies"}, work=well), 5)
+
+    asyncio.run(asyncio.wait_for(cancel(), 20))
 
 
 def test_a_resize_that_is_stopped_before_its_turn_is_forgotten() -> None:
