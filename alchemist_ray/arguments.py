@@ -165,7 +165,7 @@ REFUSED_VARIABLES = {
     "ALCHEMIST_": "it belongs to this package, whose settings are options (launcher=, ...), or "
     "variables where Ray starts",
 }  # fmt: skip
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def checked_env(value: Any, kind: type[Exception] = ValueError) -> dict[str, str]:
@@ -181,7 +181,7 @@ def checked_env(value: Any, kind: type[Exception] = ValueError) -> dict[str, str
                 raise kind(f"env: ranks cannot be given {name}: {why}")
         if not isinstance(given, str | int | float) or "\0" in (text := str(given)):
             raise kind(f"env[{name!r}]={given!r}: it must be a string or a number")
-        if name in THREADS and not text.isdecimal():
+        if name in THREAD_VARIABLES and not text.isdecimal():
             raise kind(f"env[{name!r}]={given!r}: it must be a number of threads")
         env[name] = text
     return env

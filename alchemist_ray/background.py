@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
+MOST_THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
 
 T = TypeVar("T")
-_pool = ThreadPoolExecutor(THREADS, "gangs")  # starts those that are needed
+_pool = ThreadPoolExecutor(MOST_THREADS, "gangs")  # starts those that are needed
 
 
 def in_thread(

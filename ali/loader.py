@@ -40,7 +40,7 @@ CORES = {
 
 MAGIC = b"\x7fELF\x02\x01"  # 64-bit, little-endian
 HEADER, SEGMENT, ENTRY, SYMBOL = 64, 56, 16, 24  # sizes of ELF's structures in bytes
-PAGE = 0x10000  # 64 KiB: no kernel has larger pages
+MOST_PAGE_NBYTES = 0x10000  # 64 KiB: no kernel has larger pages
 READ_WRITE = 6
 DT_NEEDED, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 1, 5, 6, 10, 11, 14
 PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
@@ -176,7 +176,7 @@ def shared_object(soname: str, needed: Sequence[str], like: Path = Path("/proc/s
         HEADER, SEGMENT, 3, 64, 0, 0,
     )  # fmt: skip
     segments = [
-        (PT_LOAD, READ_WRITE, 0, 0, 0, nbytes, nbytes, PAGE),
+        (PT_LOAD, READ_WRITE, 0, 0, 0, nbytes, nbytes, MOST_PAGE_NBYTES),
         (PT_DYNAMIC, READ_WRITE, *(dynamic_at,) * 3, dynamic_nbytes, dynamic_nbytes, 8),
         (PT_GNU_STACK, READ_WRITE, 0, 0, 0, 0, 0, 16),  # without it stacks become executable
     ]

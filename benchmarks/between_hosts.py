@@ -85,7 +85,7 @@ def measured_blocks(far: str, plain: str) -> dict[str, Any]:
     """The turns of sends of a Dask array whose chunks are all on the host `far`, from this one."""
     inside.join(2)
     out = np.empty(TALL)
-    sockets = plain_sockets(plain, node_connections.STREAMS)
+    sockets = plain_sockets(plain, node_connections.STREAMS_PER_NODE)
     there = inside.task_on(far)
     A = np.random.default_rng(0).random(TALL)
     with AlchemistSession(2, progress=False) as als:

@@ -102,9 +102,9 @@ def measured(
     endpoints = DataEndpoints("token", (NodeAddress(0, 1, (node,)),))
     distribution = Distribution("VC_STAR", A.shape, (1, 1))
     works: dict[str, Callable[[], object]] = {}
-    usual = node_connections.STREAMS
+    usual = node_connections.STREAMS_PER_NODE
     for streams in counts:
-        node_connections.STREAMS = streams
+        node_connections.STREAMS_PER_NODE = streams
         nodes = NodeConnections(endpoints)
         with MatrixReader(nodes, TransferTarget(2, distribution, A.dtype)) as reader:
             reader.read_block(out, (0, 0))  # connects
@@ -115,7 +115,7 @@ def measured(
             f"plain fetch {streams}": plain_streams(sockets, out, b"s"),
             f"fetch {streams}": _fetching(nodes, distribution, out),
         }
-    node_connections.STREAMS = usual
+    node_connections.STREAMS_PER_NODE = usual
     return {name: list(took.turns) for name, took in in_turns(works, rounds).items()}
 
 

@@ -190,7 +190,7 @@ def _dropped() -> queue.SimpleQueue[Callable[[], object]]:
     return dropped
 
 
-HEADER = 64  # bytes before the data in shared memory, as in ali/simulator/spec.py
+HEADER_NBYTES = 64  # bytes before the data in shared memory, as in ali/simulator/spec.py
 MARK = 16  # bytes at its beginning, by which a rank recognises it
 CHANNEL_S = 10.0  # for the ranks to connect
 RETURN_S = 2.0  # for all ranks to leave a step in which one has raised
@@ -430,8 +430,8 @@ class Simulation:
         # descriptor, until that is closed.
         fd = os.memfd_create("alchemist-env")
         try:
-            os.ftruncate(fd, HEADER + size)
-            memory = mmap.mmap(fd, HEADER + size)
+            os.ftruncate(fd, HEADER_NBYTES + size)
+            memory = mmap.mmap(fd, HEADER_NBYTES + size)
             memory[:MARK] = mark = secrets.token_bytes(MARK)
             address = f"/proc/{os.getpid()}/fd/{fd} {mark.hex()}"
             self._channel = self._session.open_rank_channel(
@@ -441,7 +441,7 @@ class Simulation:
             raise self._gone(error) from error
         finally:
             os.close(fd)
-        self._shared = np.frombuffer(memory, np.uint8, size, HEADER)
+        self._shared = np.frombuffer(memory, np.uint8, size, HEADER_NBYTES)
 
     def _drop_channel(self) -> None:
         """Disconnect at once, without waiting for the ranks to leave `serve`."""

@@ -21,7 +21,7 @@ SOURCES = tuple(
 )
 GENERATORS = {"mpi_waits": "mpi_calls.py"}  # whose `source` completes a C file
 FLAGS = ("-O3", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-x", "c", "-")
-TIMEOUT_S = 120.0
+COMPILE_TIMEOUT_S = 120.0
 ADVICE = "install a C compiler and run `python -m mpi_workers.build_native` on every node"
 
 
@@ -60,7 +60,7 @@ def build(source: Path, library: Path) -> str | None:
             input=text,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=COMPILE_TIMEOUT_S,
             check=False,
         )
         if done.returncode:

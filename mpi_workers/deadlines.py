@@ -10,8 +10,8 @@ from __future__ import annotations
 EXIT_GRACE_S = 4.0  # in the proxy: for libraries to close and ranks to exit
 NODES_END_S = 5.0  # in the GroupManager: for the proxies to end
 KILL_TIMEOUT_S = 8.0  # in a session: for the GroupManager to kill a gang
-END_TIMEOUT_S = 15.0  # in a session: for the GroupManager to end a gang in good order
-ENDING = (EXIT_GRACE_S, NODES_END_S, KILL_TIMEOUT_S, END_TIMEOUT_S)
+GANG_END_S = 15.0  # in a session: for the GroupManager to end a gang in good order
+ENDING = (EXIT_GRACE_S, NODES_END_S, KILL_TIMEOUT_S, GANG_END_S)
 
 # A call that has failed or was cancelled, from its rank to the process that called.
 BLAME_S = 0.2  # a rank's death can end its MPI peers: until then the first death is reported

@@ -35,7 +35,7 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
         check_range(array, rules.checked_dtype(dtype), "the array", cut=True)
         array = array.astype(dtype, copy=False)
     array = rules.operand(array)
-    if array.nbytes <= rules.SMALL:
+    if array.nbytes <= rules.INLINE_NBYTES:
         return engine.call("array", *rules.encode_operand(array), LAYOUT)
     return engine.sent(array)
 

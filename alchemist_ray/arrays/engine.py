@@ -216,7 +216,7 @@ class Engine:
         if not rules.is_array(other):
             return NotImplemented
         array = rules.operand(other, A.dtype)
-        return self.sent(array) if array.nbytes > rules.SMALL else array
+        return self.sent(array) if array.nbytes > rules.INLINE_NBYTES else array
 
     def unary(self, op: str, A: Any) -> Any:
         """``op(A)``."""
@@ -265,7 +265,7 @@ class Engine:
         elif not rules.is_array(value) and not rules.is_foreign(value):
             raise rules.unsupported(f"a {type(value).__name__} as an operand")
         array = rules.operand(value, like)
-        return self.sent(array) if array.nbytes > rules.SMALL else array
+        return self.sent(array) if array.nbytes > rules.INLINE_NBYTES else array
 
     def sent(self, array: NDArray[Any], layout: str = LAYOUT) -> Any:
         """A handle of an array that is too large to travel in a command."""

@@ -381,7 +381,7 @@ def _table(engine: Engine, A: Any, keys: list[Any]) -> Any:
 def _positions(A: Any, keys: Sequence[Any]) -> tuple[bytes, bytes, list[int]]:
     """`_places` for a command."""
     rows, cols = _places(A, keys)
-    if 8 * rows.size > rules.SMALL:
+    if 8 * rows.size > rules.INLINE_NBYTES:
         raise MatrixError(
             f"lists of {rows.size:,} indices are too long to be sent in a command: use a mask of "
             "A's shape, or fetch the rows"
@@ -436,7 +436,7 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
         return given
     if _is_list(given):
         index = _list(given, length, what)
-        return index if index.nbytes <= rules.SMALL else engine.sent(index)
+        return index if index.nbytes <= rules.INLINE_NBYTES else engine.sent(index)
     if isinstance(given, bool | np.bool_):
         raise BadIndexError(
             f"{given} does not select {what}: give a comparison such as A[A > 0], or a mask of "

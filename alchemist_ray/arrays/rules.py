@@ -16,7 +16,7 @@ from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import MAX_AXES
 
-SMALL = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command
+INLINE_NBYTES = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command
 EXACT = 1 << 53  # integers up to here travel as they are
 
 Number = int | float | complex

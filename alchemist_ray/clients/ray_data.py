@@ -48,7 +48,7 @@ except ImportError as error:
 
 __all__ = ["inspect", "to_dataset"]
 
-BLOCK = 32 << 20  # 32 MiB: default size of a block
+BLOCK_NBYTES = 32 << 20  # 32 MiB: default size of a block
 TENSOR = "data"  # name of the column, as in ray.data.from_numpy
 TENSOR_TYPES = {"ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor"}
 
@@ -465,7 +465,7 @@ def to_dataset(
             f"{handle.name} has dtype {handle.dtype}, and Arrow has no complex numbers: convert "
             "its real and imaginary parts separately"
         )
-    blocks = override_num_blocks or max(1, math.ceil(handle.nbytes / BLOCK))
+    blocks = override_num_blocks or max(1, math.ceil(handle.nbytes / BLOCK_NBYTES))
     if not lazy:
         return ray.data.from_blocks(_read(handle, names, _bands(handle, blocks)))
     return ray.data.read_datasource(

@@ -128,7 +128,7 @@ async def result_of(ref: Any) -> Any:
 
 @dataclass(eq=False)
 class GangHandle:
-    """A gang in its GroupManager: calls the methods of `runtime.gang.Gang` of the same names.
+    """A gang in its GroupManager: calls methods of the same names of `GangSlot` and `Gang`.
 
     Each returns an ObjectRef; `ask_manager` waits for its result.
 

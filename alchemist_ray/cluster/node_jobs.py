@@ -144,8 +144,8 @@ def _named(error: AlchemistError, label: str) -> AlchemistError:
     return type(error)(f"{label}: {error.args[0]}", **error.facts)
 
 
-OPENED = 64 << 20  # 64 MiB: objects opened at once
-PANEL = 16 << 20  # 16 MiB: the largest panel of small blocks that are written as one
+OPENED_NBYTES = 64 << 20  # 64 MiB: objects opened at once
+PANEL_NBYTES = 16 << 20  # 16 MiB: the largest panel of small blocks that are written as one
 
 
 def together(sizes: Sequence[int]) -> Iterator[slice]:
@@ -155,8 +155,8 @@ def together(sizes: Sequence[int]) -> Iterator[slice]:
     """
     start = nbytes = 0
     for i, size in enumerate(sizes):
-        nbytes += size or OPENED
-        if nbytes >= OPENED or i + 1 == len(sizes):
+        nbytes += size or OPENED_NBYTES
+        if nbytes >= OPENED_NBYTES or i + 1 == len(sizes):
             yield slice(start, i + 1)
             start, nbytes = i + 1, 0
 
@@ -290,7 +290,7 @@ def panels(
     asking for the next one. `share_out` runs a function for each of some numbers, in this thread
     or in several.
     """
-    most = PANEL // dtype.itemsize
+    most = PANEL_NBYTES // dtype.itemsize
     small, whole = [], []
     for i, block in enumerate(blocks):
         if is_small(block.array):
@@ -325,7 +325,7 @@ _own = threading.local()
 def _scratch() -> NDArray[np.uint8]:
     """This thread's memory for a panel: warm after the first."""
     if not hasattr(_own, "scratch"):
-        _own.scratch = np.empty(PANEL, np.uint8)
+        _own.scratch = np.empty(PANEL_NBYTES, np.uint8)
     scratch: NDArray[np.uint8] = _own.scratch
     return scratch
 

@@ -43,7 +43,7 @@ import ray._private.parameter
 import ray._raylet
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-from alchemist_ray.arguments import THREADS
+from alchemist_ray.arguments import THREAD_VARIABLES
 from alchemist_ray.cluster.batch_job import adopt
 from alchemist_ray.errors import AuthError, LaunchError, SessionError
 from alchemist_ray.tracebacks import without_native_frames
@@ -446,9 +446,9 @@ def tell_threads(threads: int, env: Mapping[str, str]) -> None:
 
     Ray sets that number for its own workers.
     """
-    told = os.environ.get(THREADS[0], "")
+    told = os.environ.get(THREAD_VARIABLES[0], "")
     driver = ray.get_runtime_context().worker.mode == ray.SCRIPT_MODE
-    if driver and THREADS[0] not in env and told.isdecimal() and int(told) != threads:
+    if driver and THREAD_VARIABLES[0] not in env and told.isdecimal() and int(told) != threads:
         _warn_of_threads(told, threads)
 
 
@@ -457,7 +457,7 @@ def _warn_of_threads(told: str, threads: int) -> None:
     log.warning(
         "%s=%s of this program does not reach the ranks, which have threads_per_worker=%d each: "
         "threads_per_worker=%s sets it, and reserves as many CPUs",
-        THREADS[0], told, threads, told,
+        THREAD_VARIABLES[0], told, threads, told,
     )  # fmt: skip
 
 

@@ -282,7 +282,7 @@ def address_of(gateway: GatewayAddress, described: Body) -> GangAddress:
         ) from None
 
 
-THREADS = 32  # calls that wait at the same time; the gang runs one after the other anyway
+MOST_THREADS = 32  # calls that wait at the same time; the gang runs one after the other anyway
 
 
 class CallFuture(Future[Any]):
@@ -314,7 +314,7 @@ class GatewayCalls:
         future = CallFuture()
         with self._lock:
             self._waiting.append((future, body))
-            more = self._threads < THREADS
+            more = self._threads < MOST_THREADS
             self._threads += more
         if more:
             threading.Thread(target=self._serve, name="alchemist-calls", daemon=True).start()

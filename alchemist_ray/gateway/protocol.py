@@ -42,7 +42,7 @@ CHUNK_NBYTES = 32 << 20
 MIN_LINES = 64  # fewest rows of a chunk (columns, if Fortran-ordered), if there are that many
 WINDOW = 4  # chunks that are sent before the first is acknowledged
 MAX_STREAMS = 4  # data connections of one transfer
-MAP_LIMIT = 16 << 20  # 16 MiB: largest map of a client that may not run code of its own
+CLIENT_MAP_LIMIT = 16 << 20  # 16 MiB: largest map of a client that may not run code of its own
 FINGERPRINT = re.compile(r"([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}")
 # What clients learn of a `GangAddress`, without secrets and addresses of the cluster.
 DESCRIBED = ("gang", "session", "epoch", "first_epoch", "incarnation", "shared", "idle_timeout_s")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from alchemist_ray.measures import metrics
 from mpi_workers.wire.frames import Body
 
-KEPT = 20_000
+SPANS_KEPT = 20_000
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 
@@ -128,7 +128,7 @@ class Span(NamedTuple):
     facts: dict[str, Any]
 
 
-_spans: deque[Span] = deque(maxlen=KEPT)
+_spans: deque[Span] = deque(maxlen=SPANS_KEPT)
 
 
 def now() -> Moment:

@@ -27,7 +27,7 @@ from alchemist_ray.session.alchemist_session import AlchemistSession
 from alchemist_ray.subcommands import add_options, parser_of, positive
 
 FORMAT = 1
-SECONDS = 1.0
+MEASURED_S = 1.0
 SETTLE_S = 2.0  # Ray starts spare processes for the next gang meanwhile, on the same cores
 
 
@@ -79,7 +79,7 @@ class Result:
             raise BenchError(f"not a result of `alchemist bench hpc --json`: {error}") from None
 
 
-def measure(session: AlchemistSession, label: str, seconds: float = SECONDS) -> Result:
+def measure(session: AlchemistSession, label: str, seconds: float = MEASURED_S) -> Result:
     """Measure on a session's gang, in about four times `seconds`, and 200 MiB of memory per rank.
 
     Raises
@@ -219,7 +219,7 @@ OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--json", False, "print JSON, for --compare and programs"),
     ("--seconds", positive,
      "seconds of the longest measurements; the whole run takes about four times this (default: "
-     f"{SECONDS:g})", {"default": SECONDS}),
+     f"{MEASURED_S:g})", {"default": MEASURED_S}),
     ("--launcher", "auto", "launcher of the ranks (default: auto)"),
     ("--env NAME=VALUE env", [], "an environment variable of the ranks; more than once for more"),
     ("--compare FILE", Path,

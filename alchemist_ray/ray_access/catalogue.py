@@ -43,7 +43,7 @@ from alchemist_ray.ray_access import manager_pool
 from alchemist_ray.ray_access.manager_pool import OwnGang
 from alchemist_ray.ray_access.ray_transport import ATTACH_TIMEOUT_S, RayTransport
 from alchemist_ray.version import __version__
-from mpi_workers.deadlines import END_TIMEOUT_S
+from mpi_workers.deadlines import GANG_END_S
 from mpi_workers.wire.frames import Body
 
 ANSWER_S = 5.0  # a GroupManager that takes longer is listed as not answering
@@ -211,9 +211,9 @@ def stop(name: str) -> None:
     if manager is None or entry["state"] == "none":
         raise _unknown(name)
     try:
-        ask(manager.end(f"gang {name} was stopped (stop_gang)"), END_TIMEOUT_S)
+        ask(manager.end(f"gang {name} was stopped (stop_gang)"), GANG_END_S)
     except AlchemistError:  # it is being started
-        ask(manager.actor.forget.remote(name), END_TIMEOUT_S)
+        ask(manager.actor.forget.remote(name), GANG_END_S)
     except (GetTimeoutError, RayError):
         ray.kill(manager.actor)  # its ranks end with it
         _wait_gone(name)

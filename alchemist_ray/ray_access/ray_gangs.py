@@ -40,7 +40,7 @@ from alchemist_ray.runtime.launch.gang_request import GangRequest, check_in_clus
 from alchemist_ray.session.owner import MANAGER_TIMEOUT_S
 from alchemist_ray.version import __version__
 from mpi_workers import build_native
-from mpi_workers.deadlines import END_TIMEOUT_S, KILL_TIMEOUT_S
+from mpi_workers.deadlines import GANG_END_S, KILL_TIMEOUT_S
 from mpi_workers.wire import sockets
 
 __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
@@ -204,7 +204,7 @@ class RayGangs:
             return False
         try:
             if running:
-                ray.get(self._own.end(), timeout=END_TIMEOUT_S)
+                ray.get(self._own.end(), timeout=GANG_END_S)
         except Exception:  # the manager is shutting down; errors are ignored
             return False
         return True

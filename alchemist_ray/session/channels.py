@@ -18,7 +18,7 @@ from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 
-LOOK_S = 0.02  # between looks for the next frame
+POLL_INTERVAL_S = 0.02  # between looks for the next frame
 
 
 def couple(a: Any, b: Any, name: str = "interface", *, fields: int = 2) -> None:
@@ -118,4 +118,4 @@ class LiveView:
             if (found := self.latest()) is not None and self.frame != before:
                 yield found
             self._connection.ping()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)

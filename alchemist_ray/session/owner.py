@@ -43,7 +43,7 @@ from alchemist_ray.attached.progress import narrated, say
 from alchemist_ray.cluster import published
 from alchemist_ray.errors import AlchemistError, GroupError, SessionError
 from alchemist_ray.plural import counted
-from mpi_workers.deadlines import END_TIMEOUT_S
+from mpi_workers.deadlines import GANG_END_S
 
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
 
@@ -145,7 +145,7 @@ class HeldGang:
         """Leave the gang, and end it unless it is detached. `changing`: see `GangOwner`."""
         reusable = False
         try:
-            if changing.acquire(timeout=END_TIMEOUT_S):
+            if changing.acquire(timeout=GANG_END_S):
                 try:
                     if self.detaches:
                         self.drop_client()
@@ -369,7 +369,7 @@ class GangOwner:
         """Start or end workers in this thread only. Raises `GroupError` if another one does not
         finish in the time that a start may take.
         """
-        limit_s = self._gangs.start_timeout_s + MANAGER_TIMEOUT_S + END_TIMEOUT_S
+        limit_s = self._gangs.start_timeout_s + MANAGER_TIMEOUT_S + GANG_END_S
         if not self._changing.acquire(timeout=limit_s):
             raise GroupError(
                 "another thread has been starting or ending workers of this session for "

@@ -30,7 +30,7 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.transfer.sources import SendAgainError
-from alchemist_ray.transfer.watching import FAILURE_NEWS_S, POLL_INTERVAL_S, RECOVERED
+from alchemist_ray.transfer.watching import FAILURE_NEWS_S, RECOVERED, WATCH_POLL_S
 from mpi_workers.columns.missing import Missing
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
@@ -236,4 +236,4 @@ class GangSource:
                 raise GroupRecoveredError(RECOVERED) from error
             if time.monotonic() >= deadline:
                 return
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(WATCH_POLL_S)

@@ -26,7 +26,7 @@ from alchemist_ray.attached.connection import NODE_FAILED, GangConnection
 from alchemist_ray.cluster.actors import ask
 from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.cluster.node_jobs import (
-    OPENED,
+    OPENED_NBYTES,
     ArrayDecoder,
     BlockDecoder,
     InspectJob,
@@ -253,7 +253,7 @@ def inspect_objects(
     object twice costs more than sending a small one.
     """
     locations = locate_objects(refs)
-    keeps = sum(one.nbytes or OPENED for one in locations) <= OWN_BYTES
+    keeps = sum(one.nbytes or OPENED_NBYTES for one in locations) <= OWN_BYTES
     by_node: defaultdict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(locations):
         by_node[one.node].append(i)

@@ -330,8 +330,8 @@ class SparseSource:
 
 # --- matrices that are never whole in this process ---
 
-BLOCK = 16 << 20  # 16 MiB: read at once; smaller blocks are collected up to it
-BAND = 8  # times BLOCK: a row of chunks that is larger is read in several pieces
+READ_NBYTES = 16 << 20  # 16 MiB: read at once; smaller blocks are collected up to it
+BAND = 8  # times READ_NBYTES: a row of chunks that is larger is read in several pieces
 ON_DISK = ("h5py", "zarr")  # modules whose arrays are read in pieces
 
 Array = NDArray[Any]
@@ -438,7 +438,7 @@ class IteratorSource:
     def _gathered(self) -> Iterator[Array]:
         """Blocks as they are sent: large ones as they come, small ones several at once."""
         held = 0
-        most = max(1, BLOCK // max(1, self.shape[1] * self.dtype.itemsize))
+        most = max(1, READ_NBYTES // max(1, self.shape[1] * self.dtype.itemsize))
         room = np.empty((0, 0))
         for block in self._checked():
             if held + len(block) > most:
@@ -511,7 +511,7 @@ class DiskSource(IteratorSource):
 
     def _placed(self) -> Iterator[tuple[Array, Shape]]:
         source: Any = self.blocks
-        for rows, cols in pieces(source, self.shape, BLOCK):
+        for rows, cols in pieces(source, self.shape, READ_NBYTES):
             name = f"rows {rows.start} to {rows.stop} of {source!r}"
             try:
                 key = (rows, cols) if len(self.array_shape) == 2 else rows  # else whole rows

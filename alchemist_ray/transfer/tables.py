@@ -19,7 +19,7 @@ from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import MAX_AXES, Shape, stored_shape
 
-PANEL = 16 << 20  # 16 MiB: parts of few rows are collected up to it
+PANEL_NBYTES = 16 << 20  # 16 MiB: parts of few rows are collected up to it
 
 
 class TableSource:
@@ -67,7 +67,7 @@ class TableSource:
         """Blocks to write together: parts where they lie; those of few rows as one panel."""
         held: list[ArrayBlock] = []
         row = rows = 0
-        most = PANEL // max(1, self.shape[1] * self.dtype.itemsize)
+        most = PANEL_NBYTES // max(1, self.shape[1] * self.dtype.itemsize)
         for parts in zip(*self._table.parts, strict=True):
             blocks, col = [], 0
             for part in parts:

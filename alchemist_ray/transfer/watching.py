@@ -17,7 +17,7 @@ from mpi_workers.wire.frames import WireError
 T = TypeVar("T")
 
 FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
-POLL_INTERVAL_S = 0.05
+WATCH_POLL_S = 0.05
 RECOVERED = "ranks were lost during the transfer, and the gang was started again: repeat it"
 
 
@@ -44,7 +44,7 @@ def watched(connection: GangConnection, transfer: Callable[[], T]) -> T:
                 raise GroupRecoveredError(RECOVERED) from error
             if time.monotonic() >= deadline:
                 break
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(WATCH_POLL_S)
         if isinstance(error, Failure):
             raise from_failure(error) from error.__cause__
         raise

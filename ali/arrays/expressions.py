@@ -24,7 +24,7 @@ from ali.linalg.reductions import SUPPORTED
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import ArrayShape, Shape, distributions, stored_shape
 
-PIECE = 1 << 18  # 256 KiB of each operand: a few of them stay in a core's cache
+OPERAND_NBYTES = 1 << 18  # 256 KiB of each operand: a few of them stay in a core's cache
 ROUTINES: dict[str, Callable[..., DistMatrix]] = {
     "elementwise": arithmetic.elementwise, "elementwise_scalar": arithmetic.elementwise_scalar,
     "apply": arithmetic.apply, "astype": arithmetic.astype, "where": arithmetic.where,
@@ -190,7 +190,7 @@ class Expression(Unstored):
             self._code.append((function, places, slots[-1]))
             for i in {i for i in places if i >= first and last[i] == k}:
                 free[operations[i - first].dtype].append(slots[i - first])
-        self._count = PIECE // max(dtype.itemsize for dtype in dtypes)
+        self._count = OPERAND_NBYTES // max(dtype.itemsize for dtype in dtypes)
         self._buffers = [np.empty(self._count, dtype) for dtype in dtypes]
 
     @property

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ali.interface import Context
 
 POLL_INTERVAL_S = 0.2  # between checks whether the call has failed on another rank
-END_TIMEOUT_S = 5.0  # for the program to end after its input was closed
 
 
 class LineProgram:
@@ -132,7 +131,7 @@ class LineProgram:
 
     def _ended(self) -> Failure:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_TIMEOUT_S)
+            self._process.wait(process.END_TIMEOUT_S)
         said = process.end_of(self._errors)
         code = self._process.poll()
         return Failure("RoutineError", f"{self._name!r} has ended with code {code}{said}")
@@ -145,7 +144,7 @@ class LineProgram:
                     pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             try:
-                self._process.wait(END_TIMEOUT_S)
+                self._process.wait(process.END_TIMEOUT_S)
             finally:  # also of a call that is cancelled meanwhile
                 self._process.kill()
                 self._errors.close()

@@ -17,6 +17,7 @@ from typing import IO, Any
 from ali.loader import MPI_NAME, OPEN_MPI_VERSIONS, mpi_file, searched
 from mpi_workers.failures import Failure
 
+END_TIMEOUT_S = 5.0  # for a program to end after its input was closed
 LEAVE_S = 2.0  # from SIGTERM to SIGKILL
 REAP_S = 10.0  # a process that waits for a dead disk or device cannot be killed
 # Of a launcher that has started the ranks: the program would take itself for one of them.

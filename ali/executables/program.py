@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 ATTACH, CREATE = 1, 2
 ANSWER_S = 10.0  # time limit for a program to read answers that have filled its socket
-VERSION = 2
+CALLS_VERSION = 2
 
 
 CLIENT = declared("alchemist_client.h", STRUCTURES)
@@ -116,7 +116,10 @@ class MatrixService:
             return Reply(failed=1, message=str(error).encode()[:511]), []
 
     def _matrix(self, data: bytes) -> DistMatrix:
-        if len(data) != ctypes.sizeof(Request) or int.from_bytes(data[:4], "little") != VERSION:
+        if (
+            len(data) != ctypes.sizeof(Request)
+            or int.from_bytes(data[:4], "little") != CALLS_VERSION
+        ):
             raise ValueError(
                 "the program was compiled with another version of alchemist_client.h: compile it "
                 "with that of `alchemist include`"

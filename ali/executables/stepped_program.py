@@ -43,16 +43,15 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ali.executables.process import end_of, ready
+from ali.executables.process import END_TIMEOUT_S, end_of, ready
 from ali.executables.program import Program
 from ali.interface import Context, routine
 from ali.simulator.spec import Spec, parse
 from mpi_workers.failures import Failure, Interrupted
 
 ANSWERED = 32001  # tag of rank 0's messages: it has the answer
-LOOK_S = 0.0002  # between looks for this message; doubles up to the limit
+POLL_INTERVAL_S = 0.0002  # between looks for this message; doubles up to the limit
 LOOK_LIMIT_S = 0.02
-END_TIMEOUT_S = 5.0  # for the program to end after its input was closed
 PIPE = 1 << 20  # 1 MiB: Linux gives 64 KiB, and the program waits for each of them to be read
 
 
@@ -209,7 +208,7 @@ class SteppedProgram:
 
         A rank may be late: rank 0 does not wait for it.
         """
-        interval_s = LOOK_S
+        interval_s = POLL_INTERVAL_S
         while not self._comm.Iprobe(0, ANSWERED):
             self._program.turn(interval_s)
             interval_s = min(2 * interval_s, LOOK_LIMIT_S)
@@ -225,7 +224,7 @@ class SteppedProgram:
             try:
                 rest = rest[os.write(self._input, rest) :]
             except BlockingIOError:  # it does not read now: it may be writing, or have ended
-                if self._program.turn(LOOK_S) is not None or self._program.ended:
+                if self._program.turn(POLL_INTERVAL_S) is not None or self._program.ended:
                     return
             except OSError:  # it has closed its input: its end is noticed next
                 return

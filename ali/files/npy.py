@@ -216,14 +216,14 @@ class RawFormat(Format):
         return RawSink(path, created, spec.shape, spec.dtype)
 
 
-HEADER = 64 << 10  # 64 KiB: none that NumPy writes of numbers is longer
+NPY_HEADER_NBYTES = 64 << 10  # 64 KiB: none that NumPy writes of numbers is longer
 
 
 class Npy(RawFormat):
     def look(self, place: Place, options: Options) -> RawSource:
         file = place.open()
         try:
-            head = io.BytesIO(file.read(0, min(HEADER, file.size)))
+            head = io.BytesIO(file.read(0, min(NPY_HEADER_NBYTES, file.size)))
             try:
                 version = npy_format.read_magic(head)
                 reader = (

@@ -29,7 +29,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import IndexArray
 
-BLOCK = 1 << 20  # 1 MiB of text is parsed at once
+PARSED_NBYTES = 1 << 20  # 1 MiB of text is parsed at once
 COPY = 4 << 20
 LINE = 64 << 20  # 64 MiB: no line of numbers is longer
 PARSED = set(DTYPES) - {"complex64", "complex128", "float16"}
@@ -206,9 +206,9 @@ class CsvSource:
         """First byte and number of lines that begin in each stretch of a rank's bytes."""
         mine = share(self._end - self._begin, rank, size)
         found = []
-        for first in range(mine.start, mine.stop, BLOCK):
+        for first in range(mine.start, mine.stop, PARSED_NBYTES):
             start = self._begin + first
-            stop = self._begin + min(first + BLOCK, mine.stop)
+            stop = self._begin + min(first + PARSED_NBYTES, mine.stop)
             if first == 0:  # a line begins here, and after every line break before `stop`
                 text = b"\n" + self._file.read(start, stop - 1)
             else:

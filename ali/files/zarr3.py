@@ -23,7 +23,7 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import as_slice, stored_shape
 
-CHUNK = 8 << 20  # 8 MiB
+STORED_NBYTES = 8 << 20  # 8 MiB: a chunk
 METADATA = "zarr.json"
 CHUNKS = "c"  # the prefix of all chunks
 LOCAL = ("file:", "local:")  # only at these URLs do folders have to be created
@@ -35,8 +35,8 @@ PLAIN = 1 << 15  # elements of a chunk from which on every rank opens its file d
 def _chunks(spec: Spec) -> tuple[int, int]:
     """Whole rows, unless a matrix has one that is longer than a chunk."""
     (m, n), itemsize = spec.shape, spec.dtype.itemsize
-    cols = max(1, min(n, CHUNK // itemsize) if len(spec.array_shape) < 3 else n)
-    return max(1, min(m, CHUNK // (cols * itemsize))), cols
+    cols = max(1, min(n, STORED_NBYTES // itemsize) if len(spec.array_shape) < 3 else n)
+    return max(1, min(m, STORED_NBYTES // (cols * itemsize))), cols
 
 
 def _created(spec: Spec) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def validated(ctx: Context, what: str, error: float, limit: float = RESIDUAL_LIM
     return worst
 
 
-CHUNK = 1 << 14  # elements of each array that two passes keep in the cache
+CACHED = 1 << 14  # elements of each array that two passes keep in the cache
 SCALAR = 0.4  # a full round of STREAM multiplies by 0.96: neither overflow nor underflow
 STREAM_LIMIT = 1e-13
 STREAM_ROUNDS = 1000  # 0.96^1000 is about 1e-18
@@ -205,7 +205,9 @@ def stream(
     check_range("nbytes", nbytes, MAX_NBYTES)
     count = -(-nbytes // 8)
     a, b, c = np.full(count, 1.0), np.full(count, 2.0), np.zeros(count)
-    parts = [(a[i : i + CHUNK], b[i : i + CHUNK], c[i : i + CHUNK]) for i in range(0, count, CHUNK)]
+    parts = [
+        (a[i : i + CACHED], b[i : i + CACHED], c[i : i + CACHED]) for i in range(0, count, CACHED)
+    ]
 
     def triad() -> None:
         for some_a, some_b, some_c in parts:

@@ -218,7 +218,7 @@ def _divide(ctx: Context, x: Array, r: Array, out: Array) -> None:
         out[some] = trsm(1.0, upper, x[some], side=1)
 
 
-BLOCK = 32  # columns that tpqrt factors at a time
+BLOCK_COLS = 32  # columns that tpqrt factors at a time
 
 
 class _Joined(NamedTuple):
@@ -361,7 +361,7 @@ class TallQR:
         (factor,) = scipy.linalg.get_lapack_funcs(("tpqrt",), (top,))
         r, vectors, blocks, _ = factor(
             self._n if triangular else 0,
-            min(self._n, BLOCK),
+            min(self._n, BLOCK_COLS),
             np.asfortranarray(top),
             np.asfortranarray(below),
             overwrite_a=True,

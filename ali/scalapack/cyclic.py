@@ -4,7 +4,7 @@ A matrix in BLOCK_CYCLIC is passed to ScaLAPACK as it is, and results have its l
 MC_MR on a column-major grid is ScaLAPACK's block-cyclic distribution with
 blocks of one element, so a matrix in MC_MR is passed to ScaLAPACK without a copy.
 Factorizations are slow on such blocks (a panel is one column); above a size
-(`BLOCKED_FROM`) they run on a copy in blocks of `BLOCK`, converted by
+(`BLOCKED_FROM`) they run on a copy in blocks of `BLOCK_SIZE`, converted by
 ScaLAPACK's ``p?gemr2d``. On one rank nothing is copied: any block size
 describes the same memory.
 """
@@ -30,7 +30,7 @@ from mpi_workers.matrix.layout import Runs, as_array, form
 Array = NDArray[Any]
 
 NATURAL = "MC_MR"
-BLOCK = 64
+BLOCK_SIZE = 64
 BLOCKS = {"gesvd": 16}  # where another size is the faster by far
 NEVER = 1 << 31
 # The smallest dimension of a matrix for which a copy in blocks is faster, by routine:
@@ -139,11 +139,11 @@ class Call:
         self.native: Native = ctx.state["native"]
         self.grid = grid_of(ctx)
         self.layout = next((A.layout for A in operands if _in_blocks(A)), NATURAL)
-        block = BLOCKS.get(kind, BLOCK)
+        block = BLOCKS.get(kind, BLOCK_SIZE)
         extent = min(operands[0].shape)
         self.block = block if ctx.size == 1 or extent >= BLOCKED_FROM[kind] else 1
         if self.layout != NATURAL:
-            self.block = form(self.layout).block or BLOCK
+            self.block = form(self.layout).block or BLOCK_SIZE
 
     # --- memory ---
 

@@ -226,7 +226,7 @@ class Record:
         return fits
 
 
-HEADER = 64  # bytes before the records; they begin with the mark
+HEADER_NBYTES = 64  # bytes before the records; they begin with the mark
 
 
 def open_shared(address: str | None, size: int) -> np.ndarray[Any, Any] | None:
@@ -250,9 +250,9 @@ def open_shared(address: str | None, size: int) -> np.ndarray[Any, Any] | None:
     try:
         if os.pread(fd, len(expected), 0) != expected:
             return None
-        memory = mmap.mmap(fd, HEADER + size)
+        memory = mmap.mmap(fd, HEADER_NBYTES + size)
     except (OSError, ValueError):
         return None
     finally:
         os.close(fd)
-    return np.frombuffer(memory, np.uint8, size, HEADER)
+    return np.frombuffer(memory, np.uint8, size, HEADER_NBYTES)

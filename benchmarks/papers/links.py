@@ -140,12 +140,12 @@ def measured(plain: str, n: int, sides: list[int], runs: int) -> Found:
         A = np.random.default_rng(1).random((n, n))
         for streams in STREAMS:
             sockets = plain_sockets(plain, streams)
-            node_connections.STREAMS = streams
+            node_connections.STREAMS_PER_NODE = streams
             with routed(als, "TCP"):
                 found |= _streams(als, A, sockets, runs)
             for one in sockets:
                 one.close()
-        node_connections.STREAMS = 2
+        node_connections.STREAMS_PER_NODE = 2
         for of in sides:
             found |= _hidden(als, of, runs)
     with AlchemistSession(2, strategy="STRICT_SPREAD", progress=False) as als:

@@ -37,7 +37,7 @@ OTHERS = {  # the names of Arrow's types that are not numbers, by how their form
     "+v": "list_view", "n": "null",
 } | LISTS  # fmt: skip
 EXACT_POWERS = 22  # of ten, in float64
-CODES = np.dtype(np.int32)  # of categories
+CODE_DTYPE = np.dtype(np.int32)  # of categories
 UNITS = {"s": "[s]", "m": "[ms]", "u": "[us]", "n": "[ns]"}
 TEXTS = ("string", "large_string", "string_view")
 TEXT_FORMATS = ("u", "U", "vu")
@@ -73,7 +73,7 @@ class Column(NamedTuple):
     def dtype(self, missing: Missing = ERROR) -> np.dtype[Any]:
         """Its dtype. Raises `ValueError` if it is not of numbers."""
         if self.coded:
-            return dtype_with_missing(CODES, missing)
+            return dtype_with_missing(CODE_DTYPE, missing)
         base = _element(self.field)
         if _coded(base):
             raise ValueError(not_numeric(self.name, "list of categories"))
@@ -467,7 +467,7 @@ def _recoded(
             for word, is_there in zip(words, there, strict=True)
         ]
         or [0],
-        CODES,
+        CODE_DTYPE,
     )
     places = np.clip(values, 0, len(new) - 1)  # codes of nulls are arbitrary
     return new[places], None if known is None else known[places]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.columns.arrow_columns import (
-    CODES,
+    CODE_DTYPE,
     BadShape,
     Column,
     named,
@@ -48,7 +48,7 @@ def _dtype(name: str, dtype: Any, missing: Missing) -> np.dtype[Any]:
         found = dtype = np.dtype(f"M8[{dtype.unit}]")
     elif hasattr(dtype, "categories"):
         its = labels_of(name, dtype.categories)
-        return dtype_with_missing(CODES if isinstance(its, list) else its.dtype, missing)
+        return dtype_with_missing(CODE_DTYPE if isinstance(its, list) else its.dtype, missing)
     elif hasattr(dtype, "pyarrow_dtype"):
         return Column(name, read_schema(dtype.pyarrow_dtype)).dtype(missing)
     elif str(dtype).startswith("Sparse["):
@@ -143,7 +143,7 @@ def values_of(
             if isinstance(own, list):
                 its = list(dict.fromkeys([*known.get(j, ()), *own]))
                 place = {word: k for k, word in enumerate(its)}
-                own = np.array([place[word] for word in own], CODES)
+                own = np.array([place[word] for word in own], CODE_DTYPE)
             words = own if len(own) else np.zeros(1, own.dtype)
             values = filled(words[codes], valid, missing, named(name), dtypes[j])
         else:

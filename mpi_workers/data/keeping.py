@@ -31,12 +31,12 @@ from mpi_workers.wire.frames import Body, Kind
 ROLE = "keeper"  # of a rank's connection for this
 RETAIN = "retain"  # of a proxy's connection
 RETAIN_S = 5.0  # for the endpoint to answer the proxy, which does nothing else meanwhile
-TABLE = 0  # stands for the table among the numbers of segments
+TABLE_NUMBER = 0  # stands for the table among the numbers of segments
 # Segments of a rank that stay mapped in the endpoint for the next transfer.
 MAX_MAPPED = 16
 ARRIVAL_S = 10.0  # for a segment that was sent before a process asks for it
 SPARE_FDS = 256  # of the endpoint's, for clients
-ANSWER_S = 60.0  # for descriptors: the endpoint may still read what the process before has sent
+DESCRIPTORS_S = 60.0  # the endpoint may still read what the process before has sent
 
 
 class RankKeeper:
@@ -110,7 +110,7 @@ class RankKeeper:
             for begin in range(0, len(numbers), MAX_FDS):
                 some = list(numbers[begin : begin + MAX_FDS])
                 self._connection.send(Kind.COMMAND, {"op": "held", "numbers": some})
-                frame = self._connection.expect(Kind.REPLY, ANSWER_S)
+                frame = self._connection.expect(Kind.REPLY, DESCRIPTORS_S)
                 found.update(zip(frame.body["numbers"], frame.fds, strict=False))
         return found
 
@@ -187,8 +187,8 @@ class KeptMemory:
             case {"op": "drop", "segment": int(number)}:
                 self._drop([number])
             case {"op": "table", "first": int(first), "kept": list(kept), "inode": int(inode)}:
-                self._keep(TABLE, fds, inode)
-                wanted = {TABLE, *kept}
+                self._keep(TABLE_NUMBER, fds, inode)
+                wanted = {TABLE_NUMBER, *kept}
                 self._drop([n for n in self._segments if n < first and n not in wanted])
             case {"op": "held", "numbers": list(numbers)}:
                 found = [n for n in numbers if n in self._segments]
@@ -200,10 +200,10 @@ class KeptMemory:
         if not self._serving.acquire(timeout=RETAIN_S):
             return None  # there is a process again
         try:  # the process has ended, and all that it has sent has been read
-            table = self._segments.get(TABLE)
+            table = self._segments.get(TABLE_NUMBER)
             if table is not None:
                 named = (r.about["segment"] for r in rows(table.fd) if r.ident in matrices)
-                unused = self._segments.keys() - {TABLE, *lent, *named}
+                unused = self._segments.keys() - {TABLE_NUMBER, *lent, *named}
                 for number in unused:
                     with contextlib.suppress(OSError):
                         self._segments[number].release()

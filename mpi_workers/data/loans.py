@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpi_workers.data.keeping import TABLE, KeptMemory, RankKeeper, Segment
+from mpi_workers.data.keeping import TABLE_NUMBER, KeptMemory, RankKeeper, Segment
 from mpi_workers.deadlines import STALL_TIMEOUT_S
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import RankPart
@@ -41,7 +41,7 @@ from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
 
-NONCE_BYTES = 16
+LOAN_NONCE_BYTES = 16
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class RankMemory:
         wanted = set(idents)
         pool = self._storage.pool
         assert self._storage.table is not None
-        table = self._keeper.held([TABLE]).get(TABLE)
+        table = self._keeper.held([TABLE_NUMBER]).get(TABLE_NUMBER)
         found = [] if table is None else [row for row in rows(table) if row.ident in wanted]
         blocks: dict[int, MemoryBlock] = {}
         held = self._keeper.held(list({row.about["segment"] for row in found}))
@@ -479,7 +479,7 @@ class NodeProof:
     """A file of this process that holds a random nonce."""
 
     def __init__(self) -> None:
-        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self.nonce = secrets.token_bytes(LOAN_NONCE_BYTES)
         self._fd = os.memfd_create("alchemist-node", os.MFD_CLOEXEC)
         os.write(self._fd, self.nonce)
 

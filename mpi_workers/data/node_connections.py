@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 MAX_MAPPINGS = 8  # of a rank's memory, kept for the next transfer
 CONNECT_STEP_S = 2.0  # of an attempt to connect: `hang_up` ends the attempts
-STREAMS = 2  # connections to another node that stream at the same time
+STREAMS_PER_NODE = 2  # connections to another node that stream at the same time
 
 
 class NodeConnection:
@@ -50,7 +50,7 @@ class NodeConnection:
         found = sockets.reachable_addresses(self.about.addresses)
         self._address = found[0] if found else None
         self.near = bool(found) and found[0].startswith("unix:")
-        self._streams: list[Connection | None] = [None] * (1 if self.near else STREAMS)
+        self._streams: list[Connection | None] = [None] * (1 if self.near else STREAMS_PER_NODE)
         self.shut = threading.Event()  # until `close`
         self._mappings: dict[int, dict[int, Array]] = {}  # by rank and segment, oldest use first
         self._used = 0.0  # time of the last use
@@ -285,7 +285,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 IDLE_S = 10.0  # then unused mappings are dropped: they hold the memory of ranks that are gone
-MAX_STREAMS = 32  # threads that stream; further streams wait
+STREAM_THREADS = 32  # threads that stream; further streams wait
 
 
 @dataclass(eq=False)
@@ -319,7 +319,7 @@ class NodeConnections:
     def __post_init__(self) -> None:
         # Two executors: copies need cores and streams wait, neither may hold up the other.
         self.copiers = ThreadPoolExecutor(self.threads, thread_name_prefix="alchemist-copy")
-        self._streams = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="alchemist-stream")
+        self._streams = ThreadPoolExecutor(STREAM_THREADS, thread_name_prefix="alchemist-stream")
 
     def connection(self, node: int) -> NodeConnection:
         with self._lock:

@@ -156,7 +156,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 ALLOCATIONS = "allocations"  # in the gang's folder
 RETRY_S = 0.005  # between looks while other ranks allocate
-WAIT_S = 60.0  # for the allocations of other ranks to end
+ALLOCATIONS_S = 60.0  # for the allocations of other ranks to end
 ROOM_S = 0.5  # for other ranks to return idle memory
 
 
@@ -200,7 +200,7 @@ class NodeAllocations:
         int or None
             None if there is room; otherwise the bytes that are available.
         """
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + ALLOCATIONS_S
         asked_at: float | None = None
         while True:
             fcntl.flock(self._fd, fcntl.LOCK_EX)

@@ -13,7 +13,7 @@ DTYPES: tuple[str, ...] = (
     "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
     "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
 )  # fmt: skip
-PIECE = 1 << 16  # elements that are checked at once
+AT_ONCE = 1 << 16  # elements that are checked
 ADVICE = {  # for elements that a dtype cannot hold
     "int64": "choose float64, which rounds, or subtract an offset",
     "uint64": "choose float64, which rounds, or subtract an offset",
@@ -132,7 +132,7 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bo
             if not limits.min - 1 < value < limits.max + 1:
                 raise _out_of_range(what, value, dtype)
         if array.dtype.kind == "f" and not cut:
-            pieces: Any = np.nditer(array, ["external_loop", "buffered"], buffersize=PIECE)
+            pieces: Any = np.nditer(array, ["external_loop", "buffered"], buffersize=AT_ONCE)
             for piece in pieces:
                 if (wrong := piece[piece != np.trunc(piece)]).size:
                     raise _out_of_range(what, wrong[0].item(), dtype)

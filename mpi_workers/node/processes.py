@@ -40,7 +40,7 @@ from mpi_workers.protocol.proxy_messages import STDERR, STDOUT
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body
 
-END_TIMEOUT_S = 10.0  # for descendants to end after SIGKILL
+KILLED_END_S = 10.0  # for descendants to end after SIGKILL
 REAP_INTERVAL_S = 0.002
 PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
@@ -89,9 +89,9 @@ def end_descendants(spared: Collection[int] = ()) -> None:
 
     Children in `spared` and their descendants are left alone. A process that was forked in the
     meantime becomes our child when its parent dies, and is killed in the next turn. Gives up after
-    `END_TIMEOUT_S`: a process that waits for a dead disk or device cannot be killed.
+    `KILLED_END_S`: a process that waits for a dead disk or device cannot be killed.
     """
-    deadline = time.monotonic() + END_TIMEOUT_S
+    deadline = time.monotonic() + KILLED_END_S
     while time.monotonic() < deadline:
         ours = set(_children()[os.getpid()]) - set(spared)
         if not ours:

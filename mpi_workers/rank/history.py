@@ -12,7 +12,7 @@ from mpi_workers.protocol.commands import command_name
 from mpi_workers.waits import interruption
 from mpi_workers.wire.frames import Body
 
-KEPT = 10_000  # commands, and as many spans
+ENTRIES_KEPT = 10_000  # commands, and as many spans
 SPAN_NAME = 200  # characters
 
 
@@ -46,8 +46,8 @@ class Entry(NamedTuple):
     device_nbytes: int = 0
 
 
-_entries: deque[Entry] = deque(maxlen=KEPT)
-_spans: deque[Entry] = deque(maxlen=KEPT)
+_entries: deque[Entry] = deque(maxlen=ENTRIES_KEPT)
+_spans: deque[Entry] = deque(maxlen=ENTRIES_KEPT)
 
 
 class Span:

@@ -117,7 +117,7 @@ class Connection:
             deadline = time.monotonic() + LINGER_S
             while (left := deadline - time.monotonic()) > 0:
                 self.sock.settimeout(left)
-                if not self.sock.recv(frames.READ_BYTES):
+                if not self.sock.recv(frames.FIRST_READ_BYTES):
                     return
 
     @property
@@ -199,7 +199,7 @@ class Connection:
                     raise TimeoutError("timed out")
                 self.sock.settimeout(left)
             # Read small frames whole, but leave the payload to be read in place.
-            want = min(max(nbytes - len(self._buffer), 512), frames.READ_BYTES)
+            want = min(max(nbytes - len(self._buffer), 512), frames.FIRST_READ_BYTES)
             try:
                 data = self._recv_with_fds(want) if self.take_fds else self.sock.recv(want)
             except OSError as error:

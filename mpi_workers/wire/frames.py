@@ -26,7 +26,7 @@ HEADER = struct.Struct("!4sHHIQ")
 
 UNAUTHENTICATED_MAP_LIMIT = 4 << 10  # 4 KiB
 MAP_LIMIT = 512 << 20  # 512 MiB: arguments and results of functions
-READ_BYTES = 256 << 10  # 256 KiB: memory for a map grows as bytes arrive, not as announced
+FIRST_READ_BYTES = 256 << 10  # 256 KiB: memory for a map grows as bytes arrive, not as announced
 
 Buffer = bytes | bytearray | memoryview
 Body = dict[str, Any]

@@ -111,7 +111,7 @@ def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
 def test_close_does_not_wait_for_a_start_in_another_thread(
     als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "END_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(owner, "GANG_END_S", 1.0)
     session = AlchemistSession()
     starting = Call(lambda: session.request_workers(8))  # waits for the CPUs of `als`
     time.sleep(1.0)

@@ -124,7 +124,7 @@ def test_200_chunks_on_the_far_host_reach_a_gang(pair: Pair, gang: str) -> None:
     assert found["host"] == pair.far.name
     assert found["equal"]
     # Its agent sends all chunks through the same streams: no connection for each.
-    assert found["opened"] <= node_connections.STREAMS
+    assert found["opened"] <= node_connections.STREAMS_PER_NODE
 
 
 def test_a_product_is_computed_across_the_hosts(pair: Pair) -> None:

@@ -157,7 +157,7 @@ def renew(folder: Path, days: float) -> tuple[Path, Path]:
 def test_certificates_that_expire_are_refused_and_renewed_ones_are_read_again(
     tokens: TokenFile, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "LOOK_S", 0.0)
+    monkeypatch.setattr(access, "POLL_INTERVAL_S", 0.0)
     files = [str(path) for path in renew(tmp_path, days=-0.5)]
     options = {"tokens": str(tokens.path), "audit": str(tmp_path / "audit.log")}
     options |= {"certfile": files[0], "keyfile": files[1]}

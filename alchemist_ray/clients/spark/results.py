@@ -22,6 +22,7 @@ from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution
 
 # Of each kind, MLlib's class and the method of `Matrices.scala`.
+MLLIB_BLOCK = 1024  # rows and columns of a block, as MLlib's own default
 MLLIB: dict[str, tuple[Any, str]] = {
     "RowMatrix": (RowMatrix, "rows"),
     "IndexedRowMatrix": (IndexedRowMatrix, "indexedRows"),
@@ -30,7 +31,6 @@ MLLIB: dict[str, tuple[Any, str]] = {
 }
 KINDS = ("DataFrame", *MLLIB)
 PARTITION = 64 << 20  # 64 MiB: approximate maximum of a partition
-BLOCK = 1024  # rows and columns of a block, as MLlib's own default
 
 
 def to_spark(
@@ -118,7 +118,7 @@ def to_spark(
     make = getattr(java.Matrices, method)
     sides: tuple[int, ...] = ()
     if kind == "BlockMatrix":
-        sides = down, across = tuple(map(int, block or (BLOCK, BLOCK)))
+        sides = down, across = tuple(map(int, block or (MLLIB_BLOCK, MLLIB_BLOCK)))
         rows = _partitions(spark, math.ceil(m / down) * math.ceil(n / across), nbytes)
     made = make(context, described, rows, *sides)
     readers.add(made, handle)

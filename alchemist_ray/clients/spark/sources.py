@@ -32,6 +32,7 @@ from pyspark.sql import functions as F
 
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.clients.spark import jvm
+from alchemist_ray.clients.spark.results import MLLIB_BLOCK
 from alchemist_ray.dtypes import chosen_dtype, refusals
 from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
 from alchemist_ray.transfer.sources import NumPySource, SendAgainError
@@ -41,7 +42,6 @@ from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
 
-BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
 MAX_NUMBERED = 1 << 31  # rows and blocks with numbers: a task keeps a bit for each
 SCALAR, VECTOR, LIST = "scalar", "vector", "list"  # kinds of columns
 FLOAT64 = np.dtype(np.float64)
@@ -104,7 +104,7 @@ def inspect(source: Any, dtype: Any, missing: Missing, connection: GangConnectio
         case IndexedRowMatrix() | BlockMatrix():
             return _of_numbered(source, type(source).__name__, dtype, connection)
         case CoordinateMatrix():
-            work = partial(source.toBlockMatrix, BLOCK, BLOCK)
+            work = partial(source.toBlockMatrix, MLLIB_BLOCK, MLLIB_BLOCK)
             what = "put a CoordinateMatrix into blocks"
             blocks = jvm.run(_session(), what, work, connection.ping)
             return _of_numbered(blocks, "CoordinateMatrix", dtype, connection)

@@ -52,8 +52,8 @@ JAVAS = (8, 11, 17)  # of Spark 3.5
 MASTER_CPUS = 1  # that RayDP's master actor requests while it is placed
 CLEAN_TIMEOUT_S = 60.0  # for cleaning up after a failed start
 CANCEL_TIMEOUT_S = 5.0  # for a JVM to accept that jobs are cancelled
-END_TIMEOUT_S = 10.0  # for a JVM to end by itself
-TAIL = 25  # lines of a log in an error
+JVM_END_S = 10.0  # for a JVM to end by itself
+TAIL_LINES = 25  # lines of a log in an error
 
 
 def init_spark(
@@ -231,7 +231,7 @@ def _end_jvm(context: Any = None) -> None:
     with contextlib.suppress(OSError):
         process.stdin.close()  # the JVM ends when its input closes
     try:
-        process.wait(END_TIMEOUT_S)
+        process.wait(JVM_END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -312,7 +312,7 @@ def _log_tail(begun: float) -> str:
             if re.search("java|raydp", path.name) and path.stat().st_mtime >= begun
         ]
         for path in sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True):
-            lines = path.read_text(errors="replace").strip().splitlines()[-TAIL:]
+            lines = path.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
             if lines:
                 return f"\n--- end of {path.name} ---\n" + "\n".join(lines)
     return ""

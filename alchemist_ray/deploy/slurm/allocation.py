@@ -155,8 +155,8 @@ def _asked(*words: str) -> str:
 
 
 FIRST, END = 10240, 32768
-BLOCK = 16
-BLOCKS = (END - FIRST) // BLOCK
+BLOCK_PORTS = 16
+BLOCKS = (END - FIRST) // BLOCK_PORTS
 TRIES = 8  # blocks to check before giving up
 NAMES = (
     "gcs",
@@ -181,7 +181,7 @@ def block(job: str, attempt: int = 0) -> int:
     """
     digits = re.findall(r"\d+", job.partition(".")[0])  # PBS: 123.server, 123[4].server
     number = sum(map(int, digits)) if digits else sum(job.encode())
-    return FIRST + (number + attempt) % BLOCKS * BLOCK
+    return FIRST + (number + attempt) % BLOCKS * BLOCK_PORTS
 
 
 def ports(first: int) -> dict[str, int]:

@@ -24,7 +24,7 @@ from alchemist_ray.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFold
 from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node, is_same_node, is_this_node
 from alchemist_ray.deploy.slurm.node import NodeTask
-from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
+from alchemist_ray.deploy.slurm.signals import SIGNALLED_END_S, end
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
@@ -169,7 +169,7 @@ class RayInJob:
         free = set.intersection(*(set(hello["free"]) for hello in self._hello.values()))
         if not free:
             raise JobError(
-                f"no {allocation.BLOCK} consecutive ports are free on all nodes: checked "
+                f"no {allocation.BLOCK_PORTS} consecutive ports are free on all nodes: checked "
                 f"{allocation.TRIES} blocks, the first at {allocation.block(job)}"
             )
         return allocation.block(job, min(free))
@@ -355,5 +355,5 @@ class RayInJob:
         for connection in self._nodes.values():
             connection.hang_up()
         if self._step is not None:
-            end(self._step, END_TIMEOUT_S if not self._broken else 0.0)
+            end(self._step, SIGNALLED_END_S if not self._broken else 0.0)
         self.folder.clear()

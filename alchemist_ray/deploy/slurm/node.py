@@ -122,12 +122,12 @@ def _unlink_unused() -> None:
                 path.unlink()
 
 
-END_TIMEOUT_S = 4.0  # for an orderly end of Ray
+RAY_END_S = 4.0  # for an orderly end of Ray
 OUTPUT_NBYTES = 4 << 10  # the end of a log that errors quote
 KEPT_NBYTES = 1 << 20  # the end of a log that is kept after a failure
 # Ray's own time limits (30 s) are short for a cold start from a shared file system. A start that
 # exceeds them is repeated within the keeper's time limit; a quick failure is repeated once.
-TRIES = 2
+RAY_STARTS = 2
 QUICK_S = 20.0
 STORE_MIN_NBYTES = 80 << 20  # Ray's minimum for its object store
 DROPPED = ("RAY_ADDRESS", "PMI_", "PMIX_")  # variables of another Ray, or of a launcher
@@ -275,7 +275,7 @@ class RayNode:
         if (said := self._dead_daemon() or self._ended()) is None:
             return
         said += self._keep_logs()
-        gave_up = self._is_up or self._failures >= TRIES or self._ray.poll() == NO_PROGRAM
+        gave_up = self._is_up or self._failures >= RAY_STARTS or self._ray.poll() == NO_PROGRAM
         self._ray = None
         end_descendants()
         yield "ray_ended" if gave_up else "again", {"said": said}
@@ -338,7 +338,7 @@ class RayNode:
         for pid in own:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + END_TIMEOUT_S
+        deadline = time.monotonic() + RAY_END_S
         while own and time.monotonic() < deadline:
             if all(_process(pid)[1] in ENDED for pid in others):
                 return

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-END_TIMEOUT_S = 5.0  # for a process to end after a signal
+SIGNALLED_END_S = 5.0  # for a process to end after a signal
 
 
 class Terminated(BaseException):
@@ -55,7 +55,7 @@ def end(process: subprocess.Popen[Any], wait_s: float) -> None:
             process.wait(wait_s)
             return
         stop()
-        wait_s = END_TIMEOUT_S
+        wait_s = SIGNALLED_END_S
     with suppress(subprocess.TimeoutExpired):
         process.wait(wait_s)
 

@@ -58,7 +58,7 @@ UP, FAILED, DOWN = "up", "failed", "down"  # states of a host, in a file of the 
 GUEST_READY, GUEST_FAILED = "alchemist-guest: ready", "alchemist-guest: failed"
 KVM = Path("/dev/kvm")
 PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-TAIL = 2000  # characters of a guest's console
+TAIL_CHARACTERS = 2000  # characters of a guest's console
 
 
 def folder_of(name: str) -> Path:
@@ -381,7 +381,7 @@ class Host:
             for name in sorted(waiting):
                 said = _text(self._own / f"{name}.log")
                 if GUEST_FAILED in said:
-                    raise JobError(f"guest {name}: {said[-TAIL:]}")
+                    raise JobError(f"guest {name}: {said[-TAIL_CHARACTERS:]}")
                 if GUEST_READY in said:
                     waiting.remove(name)
             if time.monotonic() > end:
@@ -389,7 +389,7 @@ class Host:
                 raise JobError(
                     f"{', '.join(sorted(waiting))} not ready in {self.limit_s:.0f} s (increase "
                     f"--limit, or --emulate them); the console of {name} ends with:\n"
-                    f"{_text(self._own / f'{name}.log')[-TAIL:]}"
+                    f"{_text(self._own / f'{name}.log')[-TAIL_CHARACTERS:]}"
                 )
             time.sleep(POLL_INTERVAL_S)
 

@@ -17,7 +17,7 @@ from alchemist_ray.plural import counted
 MEBI = 1 << 20
 UNITS = {"M": 1, "G": 1 << 10, "T": 1 << 20}
 PAGE_MIB = 2  # a huge page
-PORT = 6379
+RAY_PORT = 6379
 STORE_SHARE = 0.25  # of a guest's memory, for Ray's object store
 NODES = Path("/sys/devices/system/node")
 CONFIG = "opt/org.alchemist/guest"  # the guest's settings, in QEMU's firmware configuration
@@ -137,7 +137,7 @@ class Options:
     @property
     def ray_address(self) -> str:
         """Return the address of the Ray that the guests belong to."""
-        return self.head or f"{self.address(0)}:{PORT}"
+        return self.head or f"{self.address(0)}:{RAY_PORT}"
 
     def hostname(self, number: int) -> str:
         return f"{self.name}-{number // self.guests}-{number % self.guests}"
@@ -285,7 +285,7 @@ def settings(options: Options, guest: Guest, token: str) -> str:
         "MTU": str(options.mtu),
         "ROLE": "node" if options.head or guest.number else "head",
         "HEAD": options.ray_address,
-        "PORT": str(PORT),
+        "PORT": str(RAY_PORT),
         "CPUS": str(len(guest.cpus)),
         "STORE": str(int(guest.memory_mib * MEBI * STORE_SHARE)),
         "TOKEN": token,

@@ -399,7 +399,7 @@ class Audit:
 
 FOLDER = "~/.config/alchemist/gateway"
 YEARS = 2
-LOOK_S = 1.0  # between two looks at the files
+POLL_INTERVAL_S = 1.0  # between two looks at the files
 
 
 def certificate(certfile: str | None, keyfile: str | None) -> tuple[Path, Path]:
@@ -467,7 +467,7 @@ class Identity:
     def look(self) -> tuple[ssl.SSLContext, bytes, datetime.datetime]:
         """The context for accepted connections; the certificate's SHA-256; when it expires."""
         with self._lock:
-            if time.monotonic() > self._looked + LOOK_S:
+            if time.monotonic() > self._looked + POLL_INTERVAL_S:
                 self._looked = time.monotonic()
                 if (stamp := self._stamped()) != self._stamp:
                     self._stamp = stamp

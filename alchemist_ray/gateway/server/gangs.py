@@ -202,7 +202,7 @@ class UserLimit:
 
 
 WHOSE = "this user's tokens"
-ANSWER_S = 10.0  # until a matrix that is being created is looked for again
+CREATED_POLL_S = 10.0  # until a matrix that is being created is looked for again
 
 
 class Quotas:
@@ -281,7 +281,7 @@ class Quotas:
                     reservation = object()
                     self._creating[reservation] = token.user, new
                     return partial(self._answered, reservation)
-                self._changed.wait(ANSWER_S)
+                self._changed.wait(CREATED_POLL_S)
 
     def _answered(self, reservation: object) -> None:
         with self._changed:
@@ -294,7 +294,7 @@ def _nothing() -> None:
     """Nothing was reserved."""
 
 
-ATTACH_TIMEOUT_S = 10.0
+JOIN_TIMEOUT_S = 10.0
 SUFFIX = " (gateway)"
 GATEWAY = f"{platform.node()}{SUFFIX}"  # where the gangs of its clients come from
 
@@ -415,7 +415,7 @@ class SessionCommands:
     def find(self, token: Token, name: str) -> HostedGang:
         """A gang by its id, also after this gateway was started again. Raises as `gang_of`."""
         if name not in self.gangs and not PRIVATE_GANG.fullmatch(name):
-            return self._attached(token, name, ATTACH_TIMEOUT_S)
+            return self._attached(token, name, JOIN_TIMEOUT_S)
         return self.gang_of(token, name)
 
     def _forget_ended(self, user: str) -> None:

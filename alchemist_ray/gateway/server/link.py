@@ -9,7 +9,7 @@ import threading
 
 from alchemist_ray.errors import AlchemistError, failure_of
 from alchemist_ray.gateway import protocol
-from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
+from alchemist_ray.gateway.protocol import CLIENT_MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
 from alchemist_ray.gateway.secure_socket import SharedConnection, SharedSocket
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.version import __version__
@@ -107,7 +107,7 @@ def authenticate(peer: AcceptedPeer, binding: bytes, tokens: TokenFile) -> Link:
         connection.refuse(failure)
         raise failure from None
     peer.proved()
-    connection.map_limit = frames.MAP_LIMIT if token.allows("run_code") else MAP_LIMIT
+    connection.map_limit = frames.MAP_LIMIT if token.allows("run_code") else CLIENT_MAP_LIMIT
     return Link(connection, token, fields, peer.source)
 
 

@@ -35,7 +35,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.deploy.slurm.allocation import this_node
-from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
+from alchemist_ray.deploy.slurm.signals import SIGNALLED_END_S, end
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import srun_command
@@ -423,7 +423,7 @@ class StepProbes:
         assert self._step.stdin is not None
         with contextlib.suppress(OSError):
             self._step.stdin.close()  # the probes end
-        end(self._step, END_TIMEOUT_S)
+        end(self._step, SIGNALLED_END_S)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ LOSSES = 2  # a command during which ranks were lost so often is not run again
 FILES = "files"  # the library that reads and writes files
 DEPTH_LIMIT = 100_000
 FREE_DELAY_S = 0.02  # in which the next command may take a free along
-CODES = 64  # functions whose code commands share
+SHARED_CODES = 64  # functions whose code commands share
 NOT_KEPT = (
     "it was sent from the memory of a process: send_matrix(..., durable=True) keeps a copy in the "
     "object store"
@@ -246,7 +246,7 @@ class CommandLog:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         # One copy of the code of a function that is called often.
-        self._code = lru_cache(CODES)(lambda code: code)
+        self._code = lru_cache(SHARED_CODES)(lambda code: code)
         self.seconds = 0.0
         self.count = 0
 

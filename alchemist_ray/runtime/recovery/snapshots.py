@@ -36,7 +36,7 @@ from mpi_workers.wire.frames import Body
 COPY_INTERVAL_S = 0.1
 COPY_LEAST_S = 0.1  # of commands that have led to a matrix
 COPY_FACTOR = 20.0  # ... and at least this multiple of the time that the last copies took
-SMALL = 1 << 20  # 1 MiB
+COPIED_NBYTES = 1 << 20  # 1 MiB
 TOGETHER = 64 << 20  # 64 MiB, of one gang; also of one state
 CHECKPOINT_INTERVAL_S = 1.0
 CHECKPOINT_LEAST_S = 10.0  # of commands: less is repeated
@@ -81,7 +81,11 @@ class Snapshots:
         due, nbytes = dict[int, Record](), 0
         least_s = max(COPY_LEAST_S, COPY_FACTOR * self._cost_s)
         for record in self._commands.matrices.values():
-            if record.made_by is None or record.nbytes > SMALL or due.keys() & record.aliases:
+            if (
+                record.made_by is None
+                or record.nbytes > COPIED_NBYTES
+                or due.keys() & record.aliases
+            ):
                 continue
             nbytes += record.nbytes
             made_by = record.made_by

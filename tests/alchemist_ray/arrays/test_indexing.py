@@ -281,7 +281,7 @@ def test_a_mask_of_several_axes_beside_others(session: AlchemistSession, on_rank
 
 
 def test_long_lists_go_to_the_gang(session: AlchemistSession) -> None:
-    m = rules.SMALL // 8 + 5
+    m = rules.INLINE_NBYTES // 8 + 5
     A = session.xp.from_function(lambda i, j: i + j, (m, 2))
     column = A[:, 1]
     assert column.shape == (m,)

@@ -83,7 +83,7 @@ def test_asarray(session: AlchemistSession) -> None:
     assert isinstance(A, Handle)
     assert xp.asarray(A) is A
     same(xp.asarray(A, dtype=xp.float32), np.arange(6, dtype="float32").reshape(2, 3))
-    large = np.random.default_rng(0).random((rules.SMALL // 800, 200))
+    large = np.random.default_rng(0).random((rules.INLINE_NBYTES // 800, 200))
     same(xp.asarray(large), large)
     assert xp.asarray(large).temporary
     same(xp.asarray(np.eye(2, dtype=bool)), np.eye(2, dtype=bool))

@@ -123,7 +123,7 @@ def test_covariances_are_no_less_accurate_than_those_of_numpy(session: Alchemist
 
 
 def test_long_results_have_the_shapes_of_short_ones(session: AlchemistSession) -> None:
-    m = rules.SMALL // 8 + 1
+    m = rules.INLINE_NBYTES // 8 + 1
     A = session.xp.ones((m, 2))
     sums = A.sum(axis=1)
     assert sums.shape == A.T.sum(axis=0).shape == (m,)

@@ -10,10 +10,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alchemist_ray.cluster.node_jobs import OPENED, PANEL, panels, together
+from alchemist_ray.cluster.node_jobs import OPENED_NBYTES, PANEL_NBYTES, panels, together
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 
-SIZES = st.lists(st.integers(0, 2 * OPENED) | st.integers(0, OPENED // 8), max_size=60)
+SIZES = st.lists(
+    st.integers(0, 2 * OPENED_NBYTES) | st.integers(0, OPENED_NBYTES // 8), max_size=60
+)
 
 
 @given(sizes=SIZES)
@@ -22,14 +24,14 @@ def test_all_are_opened_once_in_order_and_never_much_at_once(sizes: list[int]) -
     assert [i for group in groups for i in group] == list(range(len(sizes)))
     assert all(groups)
     for group in groups:  # an unknown size may be any: nothing is opened after it
-        assert sum(sizes[i] or OPENED for i in group[:-1]) < OPENED
+        assert sum(sizes[i] or OPENED_NBYTES for i in group[:-1]) < OPENED_NBYTES
 
 
 @given(sizes=SIZES)
 def test_small_objects_are_opened_in_groups(sizes: list[int]) -> None:
     groups = [list(range(len(sizes)))[some] for some in together(sizes)]
     for group in groups[:-1]:
-        assert sum(sizes[i] or OPENED for i in group) >= OPENED
+        assert sum(sizes[i] or OPENED_NBYTES for i in group) >= OPENED_NBYTES
 
 
 # --- small blocks are joined ---
@@ -80,7 +82,7 @@ def test_large_blocks_are_not_joined() -> None:
 
 
 def test_a_panel_has_an_end() -> None:
-    column = np.zeros((PANEL // 8 // 3, 1))  # a third: the fourth goes into the next
+    column = np.zeros((PANEL_NBYTES // 8 // 3, 1))  # a third: the fourth goes into the next
     blocks = [ArrayBlock(column, (i * len(column), 0)) for i in range(4)]
     shapes = [
         [block.array.shape for block in some]

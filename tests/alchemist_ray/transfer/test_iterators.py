@@ -111,7 +111,7 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
     session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zarr = pytest.importorskip("zarr")
-    monkeypatch.setattr("alchemist_ray.transfer.sources.BLOCK", 500)
+    monkeypatch.setattr("alchemist_ray.transfer.sources.READ_NBYTES", 500)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         packed = file.create_dataset("packed", data=A, chunks=(13, 4), compression="gzip")
         C = session.send_matrix(packed, layout="MR_MC")

@@ -21,7 +21,6 @@ FUNCTION = "tests.mpi_workers.waits.ranks_programs:each"
 LIMIT_S = 60.0  # of one program, which takes some 10 ms on a quiet machine
 RESERVE_S = 60.0  # of a gang, beyond the limits of its programs
 FRAMES = 4  # of each stack that are shown
-SEVERAL_NODES = ("env", "MPIR_CVAR_NOLOCAL=1")  # MPI takes each rank for a node of its own
 
 Outcome = list[list[Any]] | str  # of each rank: how the program ended, and its value; or the end
 

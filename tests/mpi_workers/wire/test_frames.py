@@ -128,7 +128,7 @@ def test_memory_for_a_map_grows_as_its_bytes_arrive() -> None:
     with pytest.raises(frames.ConnectionLost):
         connection.recv()
     assert len(asked) > 2
-    assert max(asked) <= frames.READ_BYTES
+    assert max(asked) <= frames.FIRST_READ_BYTES
 
 
 def test_a_slow_frame_times_out_as_a_whole() -> None:

@@ -91,8 +91,8 @@ def test_jobs_that_are_near_each_other_never_share_ports(job: int, later: int) -
     mine = {allocation.block(str(job), attempt) for attempt in range(1)}
     theirs = allocation.block(str(job + later))
     assert theirs not in mine
-    assert allocation.FIRST <= theirs <= allocation.END - allocation.BLOCK
-    assert max(allocation.ports(theirs).values()) < theirs + allocation.BLOCK
+    assert allocation.FIRST <= theirs <= allocation.END - allocation.BLOCK_PORTS
+    assert max(allocation.ports(theirs).values()) < theirs + allocation.BLOCK_PORTS
 
 
 def test_a_block_with_a_port_in_use_is_passed_over() -> None:
