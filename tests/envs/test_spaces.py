@@ -132,4 +132,4 @@ def test_a_spec_that_cannot_be_is_told_so(change: dict[str, Any], words: str) ->
 
 
 def test_both_sides_of_a_step_agree_on_the_header_of_shared_memory() -> None:
-    assert simulation.HEADER == spec.HEADER
+    assert simulation.HEADER_NBYTES == spec.HEADER_NBYTES
