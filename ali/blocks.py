@@ -318,7 +318,9 @@ def norm_estimate(
     vectors = rng.choice([-1.0, 1.0], (n, width)) / n
     vectors[:, 0] = 1 / n
     X = vectors.astype(dtype)
-    best, chosen, used = 0.0, np.empty(0, np.int64), np.zeros(n, bool)
+    best = 0.0
+    chosen = np.empty(0, np.int64)
+    used = np.zeros(n, bool)
     for count in range(ITERATIONS):
         ctx.check()
         Y = times(X)

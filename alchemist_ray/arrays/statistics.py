@@ -212,7 +212,8 @@ def _quantiles(
     """`name` is NumPy's function: of a small example it tells dtype and errors."""
     like = np.ones(2, a.dtype)
     if name.endswith("median"):
-        asked, method = np.asarray(0.5), "median"
+        asked = np.asarray(0.5)
+        method = "median"
         kind = np.median(like).dtype
     else:
         kind = np.asarray(getattr(np, name)(like, q, method=method)).dtype

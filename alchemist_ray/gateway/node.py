@@ -184,7 +184,9 @@ class GatewayNode(NodeConnection):
         breaks, each time it is there again, the time begins again.
         """
         lane = self._lanes[stream]
-        there, breaks, arrived = time.monotonic(), 0, lane.arrived
+        there = time.monotonic()
+        breaks = 0
+        arrived = lane.arrived
         while True:
             try:
                 connection = self.open(stream)

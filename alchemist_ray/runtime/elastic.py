@@ -86,7 +86,8 @@ class Elastic:
             if address is None or address.size >= most:
                 continue
             try:
-                free, growth = await in_pool(free_ranks, each), Growth.here()
+                free = await in_pool(free_ranks, each)
+                growth = Growth.here()
                 if free > 0:
                     await self.cpus.reserve(min(most, address.size + free), FREE_LIMIT_S)
                 elif growth is not None:

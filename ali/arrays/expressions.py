@@ -142,8 +142,10 @@ class Unstored:
     """
 
     def __init__(self, like: DistMatrix, array_shape: ArrayShape, dtype: np.dtype[Any]) -> None:
-        self.array_shape, self.ndim = array_shape, len(array_shape)
-        self.shape, self.dtype = stored_shape(array_shape), dtype
+        self.array_shape = array_shape
+        self.ndim = len(array_shape)
+        self.shape = stored_shape(array_shape)
+        self.dtype = dtype
         self.layout, self.distribution, self.rank = like.layout, like.distribution, like.rank
 
     def with_shape(self, shape: ArrayShape) -> Unstored:
@@ -315,7 +317,8 @@ class _Chosen:
 
 def _one_pass(ctx: Context, body: Sequence[Step], given: Sequence[DistMatrix]) -> Expression | None:
     """The value of the last step, or None where the steps need each other's whole results."""
-    leaves, steps = list(given), []
+    leaves = list(given)
+    steps = []
     for step in body:  # small operands are operands like others
         routine, matrices, values = step.routine, dict(step.matrices), dict(step.values)
         if routine in ("combine", "choose"):

@@ -166,7 +166,8 @@ def _place(
     if axis is None:
         values, index = _best(values, index, better)
     packed = _packed(values, index)
-    kind, count = A.dtype, len(index)
+    kind = A.dtype
+    count = len(index)
 
     def join(a: Array, b: Array) -> Array:
         (x, i), (y, j) = (_unpacked(one, kind, count) for one in (a, b))

@@ -151,7 +151,8 @@ def dgemm(
     check_range("n", n, int((MAX_NBYTES / 8) ** 0.5))
     rng = np.random.default_rng(ctx.rank)
     A, B, C0 = (np.asfortranarray(rng.random((n, n)) - 0.5) for _ in range(3))
-    x, (alpha, beta) = rng.random(n) - 0.5, rng.random(2)
+    x = rng.random(n) - 0.5
+    alpha, beta = rng.random(2)
     C = C0.copy(order="F")
     best_s = best_time(ctx, lambda: blas.dgemm(alpha, A, B, beta, C, overwrite_c=True), seconds)
     C = blas.dgemm(alpha, A, B, beta, C0)
@@ -220,7 +221,8 @@ def stream(
         (lambda: np.add(a, b, out=c), 24),
         (triad, 24),
     )
-    best_s, rounds = [float("inf")] * len(kernels), 0
+    best_s = [float("inf")] * len(kernels)
+    rounds = 0
     ctx.comm.Barrier()
     end = time.perf_counter() + seconds
     while rounds < 2 or (rounds < STREAM_ROUNDS and time.perf_counter() < end):

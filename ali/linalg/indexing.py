@@ -89,7 +89,8 @@ def _selection(
 ) -> Share:
     """The elements of this rank's part that go to, or come from, another rank."""
     theirs = other.runs(rank) or (None, None)
-    mine, found = matrix.distribution.runs(matrix.rank), []
+    mine = matrix.distribution.runs(matrix.rank)
+    found = []
     if mine is None:
         return NOTHING
     for index_map, owned, runs in zip(maps, theirs, mine, strict=True):

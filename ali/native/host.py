@@ -75,7 +75,8 @@ def _structure(body: str, found: dict[str, Any]) -> type[ctypes.Structure]:
     fields: list[tuple[str, Any]] = []
     anonymous: tuple[str, ...] = ()
     if inner:
-        body, anonymous = body.replace(inner[0], ""), ("of",)
+        body = body.replace(inner[0], "")
+        anonymous = ("of",)
         members = [field for line in inner[1].split(";") for field in _members(line, found, None)]
         fields = [("of", type("Union", (ctypes.Union,), {"_fields_": members}))]
     own = [field for line in body.split(";") for field in _members(line, found, ctypes.POINTER)]

@@ -249,7 +249,9 @@ def open_table(data: Any, missing: Missing = ERROR) -> Table:
     alone = schema.format != "+s"
     if alone:
         name = schema.name or str(getattr(data, "name", None) or "")
-        columns, has_names, children = [Column(name, schema)], bool(name), [parts]
+        columns = [Column(name, schema)]
+        has_names = bool(name)
+        children = [parts]
     else:
         columns, has_names = columns_of(schema)
         absent = [int((~rows).sum()) for part in parts if (rows := part.valid()) is not None]

@@ -125,7 +125,8 @@ class Part(NamedTuple):
 
     def texts(self, kind: str) -> list[str | None]:
         """Strings, of the format `kind`."""
-        valid, found = self.valid(), []
+        valid = self.valid()
+        found = []
         if kind == "vu":
             views = self.elements("V16")
             data = [self.array.buffers[k] for k in range(2, self.array.n_buffers - 1)]

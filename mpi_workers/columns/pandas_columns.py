@@ -126,7 +126,8 @@ def values_of(
     columns = [frame] if frame.ndim == 1 else [frame.iloc[:, j] for j in range(len(kinds))]
     found, known = [], {} if categories is None else categories
     for j, (name, column) in enumerate(zip(names_of(frame), columns, strict=True)):
-        kind, its = column.dtype, list[str]()
+        kind = column.dtype
+        its = list[str]()
         if isinstance(kind, np.dtype):
             values = column.to_numpy()
         elif hasattr(kind, "tz"):

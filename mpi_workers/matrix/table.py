@@ -85,7 +85,8 @@ class MatrixTable:
 
 def rows(fd: int) -> Iterator[Row]:
     """The rows of a table whose rank has ended."""
-    raw, at = os.pread(fd, os.fstat(fd).st_size, 0), 0
+    raw = os.pread(fd, os.fstat(fd).st_size, 0)
+    at = 0
     while at + _HEAD.size <= len(raw):
         state, units, nbytes, received, counted = _HEAD.unpack_from(raw, at)
         if not units:

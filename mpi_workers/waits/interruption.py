@@ -149,7 +149,8 @@ def place(error: BaseException) -> str:
         return error.place
     found, wait, trace = "", "", error.__traceback__
     while trace is not None:
-        code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__", ""))
+        code = trace.tb_frame.f_code
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if found and code.co_name == "<module>" and module != "__main__":
             return f"import of {module} at {found}"
         if module.startswith("mpi4py"):

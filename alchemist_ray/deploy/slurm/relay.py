@@ -65,7 +65,8 @@ class _Caller(socketserver.BaseRequestHandler):
 
 def _run(caller: socket.socket) -> int:
     """Run a caller's command. Returns its exit code, as a shell reports it."""
-    text, fds = b"", list[int]()
+    text = b""
+    fds = list[int]()
     try:
         while not text.endswith(b"\n"):
             data, more, _, _ = socket.recv_fds(caller, LIMIT_NBYTES, 2)

@@ -115,7 +115,8 @@ def archive(entries: list[tuple[str, bytes | None, int]]) -> bytes:
     parts = []
     for number, (name, content, mode) in enumerate([*entries, ("TRAILER!!!", b"", 0)], 1):
         kind = stat.S_IFDIR if content is None else stat.S_IFREG
-        data, path = content or b"", name.encode() + b"\0"
+        data = content or b""
+        path = name.encode() + b"\0"
         fields = (number, kind | mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
         header = b"070701" + b"".join(b"%08x" % field for field in fields) + path
         parts += [header, bytes(-len(header) % 4), data, bytes(-len(data) % 4)]

@@ -346,7 +346,8 @@ class SessionCommands:
                         entry |= {"calls": [], "ended_calls": {}}
                 return {"gangs": shown}
             case "resize_gang":
-                gang, workers = self._own_gang(token, body["gang"], "resizing"), body["workers"]
+                gang = self._own_gang(token, body["gang"], "resizing")
+                workers = body["workers"]
                 positive_int("num_workers", workers)
                 with self.quotas.starting(token, workers, gang):
                     gang.resize(workers)

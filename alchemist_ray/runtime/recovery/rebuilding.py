@@ -136,7 +136,9 @@ class Rebuilding:
     def _way_to_state(self, library: str, last: LoggedCommand) -> tuple[list[LoggedCommand], str]:
         """The commands that rebuild a state from the matrices that are there; why they cannot."""
         matrices = self._commands.matrices
-        found, left, reason = set[LoggedCommand](), [last], ""
+        found = set[LoggedCommand]()
+        left = [last]
+        reason = ""
         while left:
             command = left.pop()
             there = [matrices[i] for i in (*command.made, *command.changed) if i in matrices]

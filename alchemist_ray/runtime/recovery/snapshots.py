@@ -78,7 +78,8 @@ class Snapshots:
                     await self._dispatcher.submit({"op": "keep_copies"}, work=self._copy)
 
     def _due(self) -> list[Record]:
-        due, nbytes = dict[int, Record](), 0
+        due = dict[int, Record]()
+        nbytes = 0
         least_s = max(COPY_LEAST_S, COPY_FACTOR * self._cost_s)
         for record in self._commands.matrices.values():
             if (
@@ -163,7 +164,8 @@ class Snapshots:
                         "last one and the log of commands are kept\n"
                     )
                 continue
-            rate, not_before_s = max(1.0, nbytes / max(done["seconds"], 1e-3)), 0.0
+            rate = max(1.0, nbytes / max(done["seconds"], 1e-3))
+            not_before_s = 0.0
 
 
 def _fetched(address: GangAddress, records: list[Body]) -> list[NDArray[Any]]:
