@@ -15,7 +15,7 @@ from typing import Any
 
 from alchemist_ray.attached.states import GangState
 from alchemist_ray.measures import exporter
-from alchemist_ray.runtime.gang import no_workers
+from alchemist_ray.runtime.gang import Gang, no_workers
 from alchemist_ray.runtime.gang_slot import GangSlot
 from alchemist_ray.version import __version__
 from mpi_workers.matrix.available_memory import KEEPER_OOM_SCORE, set_oom_score
@@ -56,21 +56,25 @@ class GroupManager:
         os.environ["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"] = "0"
         exporter.start()
 
+    def gang(self, name: str) -> Gang | None:
+        """A gang that has been started here and has not ended."""
+        slot = self._slots.get(name)
+        return None if slot is None else slot.gang
+
     async def ask(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of `GangSlot` or of its gang; see `GangHandle`."""
         if method in STARTS:
-            starting = self._slots.setdefault(name, GangSlot(name, self._ident or name))
-            return await getattr(starting, method)(*args, **kwargs)
-        slot = self._slots.get(name)
-        if slot is not None and slot.gang is not None:
-            return await getattr(slot.gang, method)(*args, **kwargs)
+            slot = self._slots.setdefault(name, GangSlot(name, self._ident or name))
+            return await getattr(slot, method)(*args, **kwargs)
+        if (gang := self.gang(name)) is not None:
+            return await getattr(gang, method)(*args, **kwargs)
         if method in WITHOUT_GANG:
             return WITHOUT_GANG[method]
         raise no_workers(name)
 
     async def gangs(self, *, memory: bool = False) -> list[Body]:
         """The entries of all gangs in the catalogue; see `Gang.about`."""
-        gangs = [slot.gang for slot in self._slots.values() if slot.gang is not None]
+        gangs = filter(None, map(self.gang, self._slots))
         return list(await asyncio.gather(*(gang.about(memory=memory) for gang in gangs)))
 
     async def forget(self, name: str) -> None:
