@@ -32,17 +32,7 @@ def open_dataset(
         raise SessionError(
             "open_dataset needs xarray: pip install 'alchemist-on-ray[xarray]'"
         ) from error
-    in_folder = os.fspath(path).rstrip("/").endswith(".zarr")
-    opening: Any = {"engine": "zarr", "consolidated": False} if in_folder else {
-        "engine": "h5netcdf"}  # fmt: skip
-    try:
-        stored = xr.open_dataset(path, decode_cf=False, group=group, **opening)
-    except (OSError, KeyError) as error:
-        if group is not None and os.path.exists(path):
-            words = f"{os.fspath(path)} has no group {group!r} that is a Dataset: {error}"
-            raise FileError(words, path=path) from error
-        raise FileError(f"{os.fspath(path)}: not a Dataset: {error}", path=path) from error
-    with stored:
+    with _opened(xr, path, group) as stored:
         try:
             decoded = _decoded(xr, stored, decoding)
             coords = decoded.coords.to_dataset().load().coords
@@ -50,45 +40,71 @@ def open_dataset(
             which = "".join(getattr(error, "__notes__", ())).partition(" with ")[0]  # the variable
             words = f"{os.fspath(path)} cannot be decoded: {error} {which}"
             raise FileError(words.rstrip(), path=path) from error
-        kinds = {str(name): one.dtype for name, one in decoded.data_vars.items()}
-        numeric = [name for name, dtype in kinds.items() if dtype.kind in KINDS]
-        wanted = list(numeric if variables is None else variables)
-        if unknown := [name for name in wanted if name not in numeric]:
+        place = "" if group is None else group.strip("/") + "/"
+        found = {}
+        for name in _wanted(path, stored, decoded, variables):
+            A = load(path, dataset=place + name)
+            one = decoded[name]
+            found[name] = one.dims, _as_decoded(xr, A, stored[name], one.dtype, decoding), one.attrs
+        return xr.Dataset(found, coords=coords, attrs=decoded.attrs)
+
+
+def _opened(xr: Any, path: str | os.PathLike[str], group: str | None) -> Any:
+    """The Dataset of a file or folder as it is stored. Raises `FileError`."""
+    opening: dict[str, Any] = {"engine": "h5netcdf"}
+    if os.fspath(path).rstrip("/").endswith(".zarr"):
+        opening = {"engine": "zarr", "consolidated": False}
+    try:
+        return xr.open_dataset(path, decode_cf=False, group=group, **opening)
+    except (OSError, KeyError) as error:
+        if group is not None and os.path.exists(path):
+            words = f"{os.fspath(path)} has no group {group!r} that is a Dataset: {error}"
+            raise FileError(words, path=path) from error
+        raise FileError(f"{os.fspath(path)}: not a Dataset: {error}", path=path) from error
+
+
+def _wanted(
+    path: str | os.PathLike[str], stored: Any, decoded: Any, variables: Sequence[str] | None
+) -> list[str]:
+    """The variables that become handles; without `variables` it warns of those that cannot.
+
+    Raises `BadArgumentError`.
+    """
+    kinds = {str(name): one.dtype for name, one in decoded.data_vars.items()}
+    numeric = [name for name, dtype in kinds.items() if dtype.kind in KINDS]
+    if variables is not None:
+        if unknown := [name for name in variables if name not in numeric]:
             raise BadArgumentError(
                 f"{path} has no variable of numbers {unknown[0]!r}; it has {', '.join(numeric)}"
                 + _as_stored(stored, kinds, unknown[0])
             )
-        left = [name for name in kinds if variables is None and name not in numeric]
-        if left:
-            shown = ", ".join(f"{name!r} ({kinds[name]})" for name in left)
-            warnings.warn(
-                f"{path}: open_dataset leaves out {shown}: a handle has numbers, bools or dates"
-                + "".join(_as_stored(stored, kinds, name) for name in left),
-                stacklevel=3,
-            )
-        place = "" if group is None else group.strip("/") + "/"
-        times = {key: its for key, its in decoding.items() if key == "decode_times"}
-        durations = {"decode_timedelta": decoding.get("decode_timedelta") or True}
-        packed = decoding.get("mask_and_scale", True)
+        return list(variables)
+    if left := [name for name in kinds if name not in numeric]:
+        shown = ", ".join(f"{name!r} ({kinds[name]})" for name in left)
+        warnings.warn(
+            f"{path}: open_dataset leaves out {shown}: a handle has numbers, bools or dates"
+            + "".join(_as_stored(stored, kinds, name) for name in left),
+            stacklevel=4,
+        )
+    return numeric
 
-        def variable(name: str) -> Any:
-            A = load(path, dataset=place + name)
-            dtype = kinds[name]
-            attrs = stored[name].attrs
-            if not packed:
-                attrs = {key: its for key, its in attrs.items() if key not in PACKED}
-            its = stored[name].variable._replace(attrs=attrs)
-            if dtype.kind in "mM":
-                units = {key: attrs[key] for key in ("units", "calendar", "dtype") if key in attrs}
-                pair = xr.Variable(("two",), np.arange(2), units)
-                pair = xr.conventions.decode_cf_variable(name, pair, **times, **durations)
-                A = _dates(A, its, pair.values.astype(dtype))
-            else:
-                A = _numbers(A, its, dtype)
-            return decoded[name].dims, A, decoded[name].attrs
 
-        found = {name: variable(name) for name in wanted}
-        return xr.Dataset(found, coords=coords, attrs=decoded.attrs)
+def _as_decoded(
+    xr: Any, A: Any, stored: Any, dtype: np.dtype[Any], decoding: Mapping[str, Any]
+) -> Any:
+    """A handle of a variable's stored elements, with the values that xarray decodes them to."""
+    attrs = stored.attrs
+    if not decoding.get("mask_and_scale", True):
+        attrs = {key: its for key, its in attrs.items() if key not in PACKED}
+    its = stored.variable._replace(attrs=attrs)
+    if dtype.kind not in "mM":
+        return _numbers(A, its, dtype)
+    times = {key: value for key, value in decoding.items() if key == "decode_times"}
+    durations = {"decode_timedelta": decoding.get("decode_timedelta") or True}
+    units = {key: attrs[key] for key in ("units", "calendar", "dtype") if key in attrs}
+    pair = xr.Variable(("two",), np.arange(2), units)
+    pair = xr.conventions.decode_cf_variable(stored.name, pair, **times, **durations)
+    return _dates(A, its, pair.values.astype(dtype))
 
 
 def _checked(decoding: Mapping[str, Any]) -> dict[str, Any]:
