@@ -6,11 +6,16 @@ A matrix in VC_STAR has row i on rank ``i % size``. Here rank 0 has the first ro
 ones, and so on (``VC_STAR:BLOCK``), in the results too: that sends each element once and no
 positions, and what is in blocks already stays where it is.
 
-Vectors, and matrices with fewer lines than ranks, are sorted by samples: every rank sorts a block,
-samples of all blocks give the values at which blocks are cut, pieces go to the rank of their
-values, and each rank merges. Source: Li et al., "On the versatility of parallel sorting by regular
-sampling", Parallel Computing 19(10), 1993. Equal elements are cut by their position, so that a
-vector with few distinct values is divided evenly too, and the order is stable.
+Vectors, and matrices with fewer lines than ranks, are sorted by samples (Li et al., "On the
+versatility of parallel sorting by regular sampling", Parallel Computing 19(10), 1993):
+
+1. Every rank sorts a block.
+2. Samples of all blocks give the values at which the blocks are cut.
+3. Each piece goes to the rank of its values.
+4. Every rank merges its pieces.
+
+Equal elements are cut by their position, so that a vector with few distinct values is divided
+evenly too, and the order is stable.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ BUILD_TIMEOUT_S = 120.0
 def shared_object() -> str:
     """The path of the simulator's shared object on this node; builds it if necessary.
 
-    Any number of processes may call this at once: each builds it, and the last one moves its own
-    into place, as all ranks of a node do at the very first start there.
+    All ranks of a node may call this at once, as they do at the first start there. Each builds its
+    own file and moves it into place; that of the last rank remains.
 
     Returns
     -------
