@@ -134,7 +134,7 @@ class PythonLibrary:
         return found
 
     def context(self, gang: GangView) -> Context:
-        """What a routine of this library gets."""
+        """The context that a routine of this library gets."""
         return Context(gang, self._state, shipped=self._shipped)
 
     def _unchanged(

@@ -110,7 +110,7 @@ def from_triplets(
 
 
 def _fault(rows: Array, columns: Array, elements: Array, shape: tuple[int, int]) -> str:
-    """What is wrong with a rank's triplets; empty if nothing is."""
+    """The fault in a rank's triplets; empty if they are right."""
     if not rows.shape == columns.shape == elements.shape == (rows.size,):
         return (
             f"rows, columns and elements have the shapes {rows.shape}, {columns.shape} and "

@@ -34,7 +34,7 @@ def build_all() -> str | None:
 
 
 def missing() -> str:
-    """What this installation lacks of the compiled parts, and the effect; empty if it has all."""
+    """The compiled parts that this installation lacks, and the effect; empty if it has all."""
     names = [source.stem for source in SOURCES if not source.with_suffix(".so").exists()]
     if not names:
         return ""

@@ -414,7 +414,7 @@ def _places(A: Any, keys: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _name(A: Any, axis: int) -> str:
-    """What an index along an axis selects, for messages."""
+    """The selection of an index along an axis, for messages."""
     return ("rows", "columns")[axis] if A.ndim < 3 else f"elements of axis {axis}"
 
 

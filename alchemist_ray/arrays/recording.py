@@ -118,7 +118,7 @@ class Recorder:
         return copy
 
     def original(self, handle: Any) -> Any:
-        """What a handle is a copy of, if that copy is not made yet."""
+        """The original of a handle that is a copy, if that copy is not made yet."""
         node = handle._recording
         if node is None or node.routine != "astype":
             return handle

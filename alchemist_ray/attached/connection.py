@@ -251,7 +251,7 @@ class GangConnection:
         return self.transport.open_channel(self.address, hello, self._on_frame)
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
-        """What the GroupManager says. Raises `error` if that has ended, too."""
+        """The GroupManager's answer. Raises `error` if the GroupManager has ended, too."""
         try:
             return self.transport.address_now() or self.address
         except AlchemistError as ended:

@@ -34,7 +34,7 @@ class ColumnName(str):
 
 
 def columns_to_wire(columns: Iterable[str], time: str = "") -> list[Any]:
-    """What a message says of the columns: their names, those with categories as a list of both.
+    """The columns in a message: their names; a column with categories as its name and their list.
 
     Of dates and durations, which are int64 on the ranks, the first item is their dtype, `time`.
     """
@@ -49,7 +49,7 @@ def _names_to_wire(columns: Iterable[str]) -> list[Any]:
 
 
 def with_categories(names: list[str], categories: dict[str, Any]) -> list[Any]:
-    """What a message says of columns with these names; `categories` as the routine `load` does."""
+    """Columns in a message, from their names; `categories` as the routine `load` does."""
     columns = [ColumnName(name, categories.get(str(j), ())) for j, name in enumerate(names)]
     return columns_to_wire(columns, categories.get(TIME, ""))
 

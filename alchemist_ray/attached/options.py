@@ -50,7 +50,7 @@ O = TypeVar("O")  # noqa: E741
 
 
 class RankResources(NamedTuple):
-    """What is reserved for each rank."""
+    """The resources that are reserved for each rank."""
 
     cpus: float
     gpus: float = 0.0
@@ -260,7 +260,7 @@ class GangOptions(ConnectionOptions):
 
     @property
     def each(self) -> RankResources:
-        """What to reserve for each rank."""
+        """The resources to reserve for each rank."""
         cpus = float(self.cpus_per_worker or self.threads_per_worker)
         return RankResources(cpus, float(self.gpus_per_worker))
 

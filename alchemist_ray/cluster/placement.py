@@ -343,7 +343,7 @@ def not_free(workers: int, each: RankResources, timeout_s: float) -> ResourceErr
 
 
 def _held(free: Resources, scarce: str) -> str:
-    """Who has the CPUs (or GPUs): the largest reservations, and the rest."""
+    """The holders of the CPUs (or GPUs): the largest reservations, and the rest."""
     held: list[tuple[float, str]] = []
     for about in ray.util.placement_group_table().values():
         if about["state"] == "CREATED":

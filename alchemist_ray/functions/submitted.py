@@ -101,7 +101,7 @@ class SubmittedCall(Future[Any]):
 
     @property
     def progress(self) -> tuple[float, str] | None:
-        """What a routine has told last of its progress: a fraction and a text."""
+        """The last progress that a routine has reported: a fraction and a text."""
         found = self._ask("call_state")["progress"]
         return tuple(found) if found else None
 
@@ -115,7 +115,7 @@ class SubmittedCall(Future[Any]):
         return self.info.state == "running"
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the call returns; raises what it raises.
+        """The result of the call; raises the error of the call.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class SubmittedCall(Future[Any]):
         return self._read[0]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What `result` would raise, or None."""
+        """The error that `result` would raise, or None."""
         error = super().exception(timeout)
         if error is None:
             try:

@@ -221,7 +221,7 @@ def _row(gang: GangInfo) -> tuple[str, ...]:
 
 
 def _owner(gang: GangInfo) -> str:
-    """Who has started it: the process of a detached gang may have ended long ago."""
+    """The user who has started it: the process of a detached gang may have ended long ago."""
     process = "(pid " in gang.owner  # else a user of a gateway
     gone = gang.detached and process and gang.owner not in gang.processes
     return (gang.owner or "-") + ", not attached" * gone

@@ -59,7 +59,7 @@ def couple(a: Any, b: Any, name: str = "interface", *, fields: int = 2) -> None:
 
 
 class LiveView:
-    """What a running call shows with ``ctx.show(name, A)``: `AlchemistSession.watch` makes it.
+    """The array that a running call shows with ``ctx.show(name, A)``: `AlchemistSession.watch` makes it.
 
     Iterating gives each new frame, the newest if several are new, and waits in between.
 

@@ -92,7 +92,7 @@ def to_owners(ctx: Context, owner: Array, *arrays: Array) -> list[Array]:
 
 
 def answers(ctx: Context, owner: Array, asked: Array, answer: Callable[[Array], Array]) -> Array:
-    """What other ranks answer, in the order in which this one asks. Collective.
+    """The answers of other ranks, in the order in which this one asks. Collective.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ def _one_by_one(ctx: Context, program: Sequence[Step], given: Sequence[DistMatri
 
 
 class Operation(NamedTuple):
-    """What one step does with blocks: ``function(*operands, out=block, casting="unsafe")``.
+    """The work of one step on blocks: ``function(*operands, out=block, casting="unsafe")``.
 
     `operands` are places in a list of the leaves, the numbers, and the results of the steps.
     """
@@ -135,7 +135,7 @@ class Operation(NamedTuple):
 
 
 class Unstored:
-    """What reductions read of a `DistMatrix`, of elements that are made when they are taken.
+    """Elements that are made when they are taken, with what reductions read of a `DistMatrix`.
 
     They are on the ranks of those of `like`; `stored` is this rank's part, of which slices are
     arrays.

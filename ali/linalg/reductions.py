@@ -32,7 +32,7 @@ SEGMENT = 1024  # elements of a column that einsum adds; sums of segments are ad
 
 
 class Measure(NamedTuple):
-    """What a reduction computes of each block, and how the numbers of blocks are joined.
+    """The computation of a reduction on each block, and how the numbers of blocks are joined.
 
     Attributes
     ----------

@@ -335,7 +335,7 @@ def _coded(field: Field) -> bool:
 
 
 def _element(field: Field) -> Field:
-    """What lists, and dictionaries of numbers or dates, are made of."""
+    """The elements of lists, and of dictionaries of numbers or dates."""
     while True:
         if field.dictionary is not None and not _coded(field):
             field = field.dictionary

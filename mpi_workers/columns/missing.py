@@ -1,4 +1,4 @@
-"""What becomes of a missing value: an element of every source that has no number.
+"""The treatment of missing values: elements of a source that have no number.
 
 `missing` is ``"error"``, ``"nan"`` or a number, in `send_matrix` and `load_matrix` alike.
 """
@@ -100,7 +100,7 @@ def filled(
 
 
 def element_for(missing: Missing, dtype: np.dtype[Any], what: str) -> Any:
-    """What stands for a missing value, as an element of a dtype. Raises `ValueError`."""
+    """The element of a dtype that stands for a missing value. Raises `ValueError`."""
     value = np.nan if isinstance(missing, str) else missing
     if dtype.kind in "mM" and not isinstance(missing, str):
         raise ValueError(

@@ -166,7 +166,7 @@ class Device:
     # --- memory ---
 
     def with_room(self, make: Callable[[], T], what: str, nbytes: int) -> T:
-        """What `make` returns; if memory is short, kept copies make room first.
+        """The result of `make`; if memory is short, kept copies make room first.
 
         Raises
         ------

@@ -57,7 +57,7 @@ class SparseMatrix:
         return starts, columns, elements
 
     def fault(self) -> str:
-        """What is wrong with the starts and columns of this rank; empty if nothing is."""
+        """The fault in the starts and columns of this rank; empty if they are right."""
         n = self.shape[1]
         for part in self.form.parts(self.packed.rank, self.packed.distribution.size):
             starts, columns, _ = self.arrays(part)

@@ -123,7 +123,7 @@ def _read(layout: str) -> SparseRows:
 
 
 def of_layout(layout: str) -> SparseRows | None:
-    """What a layout says of a sparse matrix; None for those of dense matrices.
+    """The division of a sparse matrix by its layout; None for layouts of dense matrices.
 
     Raises
     ------

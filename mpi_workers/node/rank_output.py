@@ -1,4 +1,4 @@
-"""What a node's ranks print: read from their pipes by the proxy, cut into lines, kept in files.
+"""The output of a node's ranks: read from their pipes by the proxy, cut into lines, kept in files.
 
 Lines are whole, and a limited number of bytes waits until they are passed on; the log files have
 all of them. A log file that has grown to `FILE_LIMIT` becomes ``rank3.log.1``, and a new one

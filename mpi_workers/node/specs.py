@@ -69,7 +69,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """What a user has chosen for the ranks of a gang.
+    """The options of a user for the ranks of a gang.
 
     Attributes
     ----------

@@ -345,7 +345,7 @@ class Channel:
         return found
 
     def _planned(self, source: _Source, like: DistMatrix) -> Callable[[DistMatrix], object]:
-        """What copies a field to the parts of matrices of this distribution."""
+        """The function that copies a field to the parts of matrices of this distribution."""
         m, n = like.shape
         if source.parts is None:
             return lambda out: self._stream(source, out)

@@ -1,4 +1,4 @@
-"""What a rank's process leaves when it crashes, or when a library or MPI ends it."""
+"""Traces of a rank's process that crashes, or that a library or MPI ends."""
 
 from __future__ import annotations
 

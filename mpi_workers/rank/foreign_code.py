@@ -206,7 +206,7 @@ class ProcessSettings:
 
 
 def _state(stream: Any) -> tuple[Any, ...]:
-    """What a call may change of a standard stream itself; empty: it is closed."""
+    """The state of a standard stream that a call may change; empty: it is closed."""
     try:
         state = stream.encoding, stream.errors, stream.line_buffering, stream.write_through
         return () if stream.closed else state

@@ -95,7 +95,7 @@ class InterruptWord:
         self._map[:] = bytes(len(self._map))
 
     def forget(self, index: int) -> None:
-        """What has waited there has ended."""
+        """The process that used this slot has ended."""
         begin = (1 + index) * SLOT
         self._map[begin : begin + SLOT] = bytes(SLOT)
 
@@ -251,7 +251,7 @@ def buffer_is_attached() -> bool:
 
 
 def leftovers() -> str:
-    """What calls have left in MPI since the last question, as a sentence; or empty."""
+    """The operations and messages that calls have left since the last question; or empty."""
     state = mpi_layer.state()
     found = []
     if count := state.messages:
@@ -334,7 +334,7 @@ def leave() -> None:
 
 
 class Of(IntFlag):
-    """What a communicator of the gang is."""
+    """The kind of a communicator of the gang."""
 
     GANG = 1  # replaced after a call that leaves a wait on it, which so does no harm
     PRODUCT = 2  # of messages that may be under way between calls, and are no user's

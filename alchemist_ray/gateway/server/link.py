@@ -55,7 +55,7 @@ class Link:
 
     @property
     def where(self) -> str:
-        """What the client says of its process."""
+        """The client's description of its process."""
         return str(self.fields.get("where", ""))[:200]
 
     def send(self, kind: Kind, body: Body) -> None:

@@ -99,7 +99,7 @@ class GangCpus:
         return tuple(Counter(node for node, _ in self._ranks()[:workers]).items())
 
     def devices(self, workers: int) -> dict[str, tuple[Mapping[str, str], ...]]:
-        """What the ranks of each node see of its GPUs, in the order of the ranks."""
+        """The GPUs that the ranks of each node see, in the order of the ranks."""
         found: dict[str, tuple[Mapping[str, str], ...]] = {}
         for node, seen in self._ranks()[:workers]:
             found[node] = (*found.get(node, ()), seen)
