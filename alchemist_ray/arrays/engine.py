@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,14 +50,10 @@ class OperandPlacement:
 
 
 LAYOUT = "VC_STAR"  # of arrays that are sent
-COMPARISONS: dict[str, Any] = {
-    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
-    "greater": operator.gt, "greater_equal": operator.ge,
-}  # fmt: skip
 # Functions that are recorded: quick ones, which may be computed twice, and which report no error
 # but an overflow. The others are carried out at once, in one pass with what they are applied to.
 QUICK = frozenset({
-    *COMPARISONS, "add", "subtract", "multiply", "minimum", "maximum", "logical_and", "logical_or",
+    *rules.COMPARISONS, "add", "subtract", "multiply", "minimum", "maximum", "logical_and", "logical_or",
     "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "negative", "abs", "sign", "conj",
     "square", "logical_not", "invert", "isnan", "isinf", "isfinite", "signbit", "floor", "ceil",
     "rint", "trunc", "fabs",
@@ -111,13 +106,13 @@ class Engine:
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """``op(left, right)``, one of them a handle; `NotImplemented` if the other is nothing."""
         if isinstance(left, MatrixRef) and isinstance(right, MatrixRef):
-            if op in COMPARISONS:
+            if op in rules.COMPARISONS:
                 rules.require_same_categories(op, left, right)
             return self._elementwise("elementwise", op, {"A": left, "B": right})
         reflected = isinstance(right, MatrixRef)
         A, other = (right, left) if reflected else (left, right)
-        if op in COMPARISONS and type(other) is int and _beyond(other, A):
-            found = COMPARISONS[op](*((other, 0) if reflected else (0, other)))
+        if op in rules.COMPARISONS and type(other) is int and _beyond(other, A):
+            found = rules.COMPARISONS[op](*((other, 0) if reflected else (0, other)))
             return self.call("filled", list(A.shape), complex(found), "bool", A.layout)
         if op in ("equal", "not_equal") and (other is None or isinstance(other, str | bytes)):
             return self.call("filled", list(A.shape), complex(op != "equal"), "bool", A.layout)

@@ -17,6 +17,10 @@ from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import MAX_AXES
 
 INLINE_NBYTES = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command
+COMPARISONS: dict[str, Any] = {
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
+    "greater": operator.gt, "greater_equal": operator.ge,
+}  # fmt: skip
 EXACT = 1 << 53  # integers up to here travel as they are
 
 Number = int | float | complex

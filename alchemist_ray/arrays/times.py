@@ -435,7 +435,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "positive": _same, "isnat": lambda _, x, __: x[0] == NAT, "isnan": lambda _, x, __: x[0] == NAT,
     "isfinite": lambda _, x, __: x[0] != NAT, "isinf": lambda _, x, __: x[0] != x[0],
 } | dict.fromkeys(("minimum", "maximum", "fmin", "fmax"), _least) | dict.fromkeys(
-    ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"), _compared
+    rules.COMPARISONS, _compared
 )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def couple(a: Any, b: Any, name: str = "interface", *, fields: int = 2) -> None:
 
 
 class LiveView:
-    """An array that a running call shows by ``ctx.show(name, A)``; made by `AlchemistSession.watch`.
+    """An array that a running call shows by ``ctx.show(name, A)``: see `AlchemistSession.watch`.
 
     Iterating gives each new frame, the newest if several are new, and waits in between.
 

@@ -24,7 +24,7 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,21 +41,28 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# Types of parameters and of results.
-ROUTINES: dict[str, tuple[list[str], list[str]]] = {
-    "spec": ([], ["string"]),
-    "seed": (["int"], []),
-    "reset": ([], []),
-    "step": (["list[float]"], []),
-    "get_state": ([], ["list[float]"]),
-    "get_score": ([], ["list[float]"]),
-    "is_terminated": ([], ["bool"]),
-    "render": ([], [MATRIX]),
-    "save_state": ([], [MATRIX]),
-    "load_state": ([MATRIX], []),
+
+class Expected(NamedTuple):
+    """A routine of a simulator: the types of its parameters and results."""
+
+    parameters: list[str]
+    results: list[str]
+    required: bool = False
+    each_step: bool = False
+
+
+ROUTINES = {
+    "spec": Expected([], ["string"], required=True),
+    "seed": Expected(["int"], []),
+    "reset": Expected([], [], required=True),
+    "step": Expected(["list[float]"], [], required=True, each_step=True),
+    "get_state": Expected([], ["list[float]"], required=True, each_step=True),
+    "get_score": Expected([], ["list[float]"], required=True, each_step=True),
+    "is_terminated": Expected([], ["bool"], each_step=True),
+    "render": Expected([], [MATRIX]),
+    "save_state": Expected([], [MATRIX]),
+    "load_state": Expected([MATRIX], []),
 }
-REQUIRED = ("spec", "reset", "step", "get_state", "get_score")
-OF_A_STEP = ("step", "get_state", "get_score", "is_terminated")
 
 
 class Instance:
@@ -104,7 +111,9 @@ class Instance:
             )
         self.spec: Spec = parse(name, self._agreed_spec())
         self._prepared = {
-            name: library.prepared(gang, name) for name in OF_A_STEP if name in self._parameters
+            name: library.prepared(gang, name)
+            for name, routine in ROUTINES.items()
+            if routine.each_step and name in self._parameters
         }
 
     def has(self, routine: str) -> bool:
@@ -183,14 +192,14 @@ def _checked(name: str, signatures: Mapping[str, Signature]) -> dict[str, list[s
         if wanted is None:
             continue  # not a routine of the simulator interface
         types = ([p.type for p in signature.parameters], [r.type for r in signature.results])
-        if types != wanted:
-            taken, given = (", ".join(kinds) or "nothing" for kinds in wanted)
+        if types != (wanted.parameters, wanted.results):
+            taken, given = (", ".join(kinds) or "nothing" for kinds in wanted[:2])
             raise _not_a_simulator(name, f"its {signature} should take {taken} and return {given}")
         found[signature.name] = [p.name for p in signature.parameters]
-    missing = [routine for routine in REQUIRED if routine not in found]
-    if missing:
+    required = [routine for routine, about in ROUTINES.items() if about.required]
+    if missing := [routine for routine in required if routine not in found]:
         raise _not_a_simulator(
-            name, f"it has no {', '.join(missing)}; a simulator has {', '.join(REQUIRED)}"
+            name, f"it has no {', '.join(missing)}; a simulator has {', '.join(required)}"
         )
     return found
 
