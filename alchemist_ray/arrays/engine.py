@@ -53,10 +53,10 @@ LAYOUT = "VC_STAR"  # of arrays that are sent
 # Functions that are recorded: quick ones, which may be computed twice, and which report no error
 # but an overflow. The others are carried out at once, in one pass with what they are applied to.
 QUICK = frozenset({
-    *rules.COMPARISONS, "add", "subtract", "multiply", "minimum", "maximum", "logical_and", "logical_or",
-    "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "negative", "abs", "sign", "conj",
-    "square", "logical_not", "invert", "isnan", "isinf", "isfinite", "signbit", "floor", "ceil",
-    "rint", "trunc", "fabs",
+    *rules.COMPARISONS, "add", "subtract", "multiply", "minimum", "maximum", "logical_and",
+    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "negative", "abs",
+    "sign", "conj", "square", "logical_not", "invert", "isnan", "isinf", "isfinite", "signbit",
+    "floor", "ceil", "rint", "trunc", "fabs",
 })  # fmt: skip
 # A program that has chosen to be told of overflows is told by the operation itself.
 UNNOTICED = (
