@@ -135,6 +135,8 @@ def _entry(name: str) -> tuple[GangHandle | None, Body]:
         return None, {"state": "none"}
     try:
         return manager, ask(manager.about(), ANSWER_S)
+    except SessionError:  # it has no gang, or none yet
+        return manager, {"state": "none"}
     except GetTimeoutError:
         return manager, {"state": NOT_ANSWERING}
     except RayError:

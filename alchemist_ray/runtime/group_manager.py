@@ -10,32 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 from typing import Any
 
-from alchemist_ray.attached.states import GangState
 from alchemist_ray.measures import exporter
 from alchemist_ray.runtime.gang import Gang, no_workers
 from alchemist_ray.runtime.gang_slot import GangSlot
-from alchemist_ray.version import __version__
 from mpi_workers.matrix.available_memory import KEEPER_OOM_SCORE, set_oom_score
 from mpi_workers.wire.frames import Body
 
 STARTS = ("launch", "function", "own_gang", "expect_launch")  # methods of `GangSlot`
-# Methods that have nothing to do where a gang has ended, or was not started, and their results.
-WITHOUT_GANG = {
-    "about": {
-        "state": GangState.NONE.value,
-        "version": __version__,
-        "python": platform.python_version(),
-    },
-    "cancel": 0,
-    "end": None,
-    "end_results": None,
-    "holding": None,
-    "kill": None,
-    "stop_resize": None,
-}
+# The results of methods that have nothing to do where a gang has ended, or was not started.
+WITHOUT_GANG = {"cancel": 0} | dict.fromkeys(
+    ("end", "end_results", "holding", "kill", "stop_resize")
+)
 
 
 class GroupManager:
@@ -62,7 +49,10 @@ class GroupManager:
         return None if slot is None else slot.gang
 
     async def ask(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of `GangSlot` or of its gang; see `GangHandle`."""
+        """Call a method of `GangSlot` or of its gang; see `GangHandle`.
+
+        Raises `SessionError` if a method needs a gang, and there is none.
+        """
         if method in STARTS:
             slot = self._slots.setdefault(name, GangSlot(name, self._ident or name))
             return await getattr(slot, method)(*args, **kwargs)
