@@ -301,7 +301,7 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
         try:
             yield main
         finally:
-            if not (isinstance(sys.exception(), Interrupted) or ctx.gang.left()):
+            if not (isinstance(sys.exception(), Interrupted) or ctx.gang.left_in()):
                 _join_threads(threads)
             while at_exit:
                 function, args, kwargs = at_exit.pop()

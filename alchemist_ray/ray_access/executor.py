@@ -68,7 +68,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         self.given = False  # to a gang
         self._ending = threading.RLock()
         self._connection: GangConnection | None = None  # that runs it
-        self._left = threading.Event()
+        self._over = threading.Event()
 
     def running(self) -> bool:
         return self.given and not self.done()
@@ -98,7 +98,7 @@ class CallFuture(concurrent.futures.Future[Any]):
                 if self._connection is None:
                     return
                 self._connection.cancel()
-            self._left.wait(CANCEL_INTERVAL_S)
+            self._over.wait(CANCEL_INTERVAL_S)
 
     def run(self, connection: GangConnection) -> Any:
         """The result of rank 0. Raises what the call raises."""
@@ -118,7 +118,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         finally:
             with self._ending:
                 self._connection = None
-            self._left.set()
+            self._over.set()
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
         with self._ending:

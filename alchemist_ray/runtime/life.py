@@ -45,7 +45,7 @@ class Life:
         self._name = name
         self._work = work
         self.state = GangState.NONE
-        self._left = asyncio.Event()  # set when another state is entered
+        self._over = asyncio.Event()  # of the present state: set when another one is entered
         self._task: asyncio.Task[None] | None = None
 
     def enter(self, state: GangState) -> None:
@@ -56,21 +56,22 @@ class Life:
             raise RuntimeError(f"gang {self._name} cannot go from state {self.state} to {state}")
         begins = self.state is GangState.NONE
         self.state = state
-        left, self._left = self._left, asyncio.Event()
-        left.set()
+        over, self._over = self._over, asyncio.Event()
+        over.set()
         if begins:
             self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def leaves(self, *states: GangState) -> None:
         """Wait while the gang is in one of these states."""
         while self.state in states:
-            await self._left.wait()
+            await self._over.wait()
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            state, left = self.state, self._left
-            leaving = loop.create_task(left.wait())
+            state = self.state
+            over = self._over
+            leaving = loop.create_task(over.wait())
             if state in self._work:
                 work = loop.create_task(self._work[state]())
                 await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -78,7 +79,7 @@ class Life:
                 await asyncio.wait({work})
                 if not work.cancelled() and (error := work.exception()) is not None:
                     log.error("gang %s while %s", self._name, state, exc_info=error)
-                if not left.is_set() and state in AFTER:
+                if not over.is_set() and state in AFTER:
                     self.enter(AFTER[state])
                     if self.state is GangState.NONE:
                         return  # at once: a launch that waits for this begins another task

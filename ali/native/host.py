@@ -445,7 +445,7 @@ def ignored_errors_raised(gang: GangView, what: str) -> Iterator[None]:
         yield
     finally:
         error = gang.leave_native()
-        if left := gang.left():
+        if left := gang.left_in():
             interrupted = Interrupted()
             interrupted.place = f"MPI_{left.removesuffix('_c')} in {what}"
             raise interrupted

@@ -212,7 +212,7 @@ class GangView:
         try:
             made = MPI.Intracomm(comm.Dup())
         except MPI.Exception as error:
-            if interruption.left():
+            if interruption.left_in():
                 raise
             raise Failure(
                 "ResourceError",
@@ -334,9 +334,9 @@ class GangView:
         """Ranks go on after a collective that the call leaves: its memory is kept for ever."""
         interruption.keeps_memory(request.handle)
 
-    def left(self) -> str:
+    def left_in(self) -> str:
         """The MPI call that this call has left because it is over: ``Allreduce``; or empty."""
-        return interruption.left()
+        return interruption.left_in()
 
     def note_wait(self, seconds: float) -> None:
         """Count time that native code has waited for other ranks, for traces."""

@@ -122,7 +122,7 @@ def _cleans_up() -> bool:
     error = sys.exception()
     since_s = time.monotonic() - mpi_layer.state().left_s
     # At first the code that has left a wait may still return its error to Python.
-    if left() and since_s < (LEAVING_S if error is None else CLEAN_UP_S):
+    if left_in() and since_s < (LEAVING_S if error is None else CLEAN_UP_S):
         return True
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__
@@ -312,7 +312,7 @@ def forget_program() -> None:
         _word.forget(_index)
 
 
-def left() -> str:
+def left_in() -> str:
     """The MPI call that the current call has left because it is over: ``Allreduce``; or empty."""
     name: bytes | None = mpi_layer.state().left_in
     return (name or b"").decode()

@@ -260,7 +260,7 @@ class Gateway:
             client.serve()
         finally:
             client.end()
-            if client.left:
+            if client.goodbye:
                 self._gone(client)
             elif not self._closed:
                 self.audit.write("lost", user=client.user, gang=gang.name, process=link.ident)
@@ -329,8 +329,8 @@ class Client:
     ----------
     ident : str
         Of the process; it reconnects with the same one.
-    left : bool
-        Whether it has said goodbye.
+    goodbye : bool
+        Whether it has said so.
     """
 
     def __init__(self, link: Link, gang: HostedGang, gateway: Gateway) -> None:
@@ -338,7 +338,7 @@ class Client:
         self.token = link.token
         self.user = link.token.user
         self.gang = gang
-        self.left = False
+        self.goodbye = False
         self.link = link
         self._gateway = gateway
         self._upstream: Connection | None = None
@@ -356,7 +356,7 @@ class Client:
         self.link.send(Kind.WELCOME, {"version": __version__})
         self._tell_move()
         self._reader.start()
-        while not self.left:
+        while not self.goodbye:
             self._from_client(self.link.recv().body)
 
     def _connected(self) -> Connection:
@@ -437,7 +437,7 @@ class Client:
         if body["op"] in ("seal", "free"):
             self.gang.transfers.forget([body.get("matrix"), *body.get("matrices", ())])
         if body["op"] == "goodbye":
-            self.left = True
+            self.goodbye = True
         if self._upstream is not None:
             with self._sending, contextlib.suppress(WireError):  # the other thread finds it lost
                 self._upstream.send(Kind.COMMAND, body)
@@ -464,7 +464,7 @@ class Client:
                 self._from_gang(frame)
         except (WireError, OSError):
             pass
-        if not (self.left or self.link.over.is_set()):
+        if not (self.goodbye or self.link.over.is_set()):
             self.link.refuse(failure)
 
     def _from_gang(self, frame: Frame) -> None:
