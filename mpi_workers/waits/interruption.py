@@ -364,7 +364,7 @@ class EndedWaits:
         leave()
         if unsafe():
             _left.append(error)
-        if isinstance(error, Interrupted) or not left():
+        if isinstance(error, Interrupted) or not left_in():
             return
         interrupted = Interrupted()
         interrupted.place = place(error)
