@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -227,6 +227,12 @@ class Page:
 
         return add
 
+    @property
+    def loaded(self) -> bool:
+        """Whether other work had the machine when the data were taken: its seconds say little."""
+        machine = self.stored["machine"] if self.stored else {"load": self.load}
+        return bool(machine["load"] > 2 * (machine.get("cpus") or os.cpu_count() or 1))
+
     @classmethod
     def read(cls, name: str, folder: Path = PAGES) -> Page:
         """The page of a run that is stored, with its data only."""
@@ -235,14 +241,18 @@ class Page:
         page.data = stored["data"]
         return page
 
-    def conclude(self, holds: bool | None, claim: str, where: str, because: str) -> None:
+    def conclude(
+        self, holds: bool | Literal["noise"] | None, claim: str, where: str, because: str
+    ) -> None:
         """State whether a claim of the paper holds here; None: it cannot be tested here.
 
-        `where` is the section of the claim (`cited`).
+        "noise": the runs differ by more than what the claim is about. `where` is the section of
+        the claim (`cited`).
         """
         said = {
             True: "The paper's claim holds here",
             False: "The paper's claim does not hold here",
+            "noise": "The paper's claim is neither confirmed nor refuted here",
             None: "The paper's claim cannot be tested here",
         }[holds]
         self._say(f"**{said}:** {claim} ({cited(where)}), because {because}.")
@@ -289,7 +299,7 @@ class Page:
             f"{cores} cores, {_memory_gb():.0f} GB; {', '.join([*versions, *blas_kernels()])}; "
             f"{runs}; all took {seconds:.0f} s."
         )
-        if self.load > 2 * cores:  # the experiment before this one also counts
+        if self.loaded:  # the experiment before this one also counts
             text += f" **Taken on a loaded machine** (load {self.load:.1f} at the begin)."
         return text
 

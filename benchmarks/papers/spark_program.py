@@ -1,11 +1,12 @@
 """Spark alone, as a program of its own that prints the seconds of each run on a line.
 
     python -m benchmarks.papers.spark_program product 1000 1000 1000 --runs 3 --limit 60
-    python -m benchmarks.papers.spark_program svd 10000 316 20 --runs 3 --limit 60 --native
+    python -m benchmarks.papers.spark_program svd 10000 316 20 --asked --native
 
-The runs together have a time limit, at which the program prints ``null`` and ends; making the data,
-which is cached in the JVM, does not count. With ``--native`` MLlib computes with this machine's
-BLAS, as a tuned Spark does.
+The runs together have a time limit, at which the program prints ``null`` and ends; making the
+data, which is cached in the JVM, does not count. With ``--asked`` it prints ``null`` when it is
+ready, and then runs once for each line of its input, which has a number of values. With
+``--native`` MLlib computes with this machine's BLAS, as a tuned Spark does.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import timed
 from benchmarks.spark_mllib import BLOCK, started
 
 PARTS = 8
@@ -55,12 +58,12 @@ def product(spark: Any, m: int, n: int, k: int) -> Callable[[], None]:
     return work
 
 
-def svd(spark: Any, m: int, n: int, k: int) -> Callable[[], None]:
+def svd(spark: Any, m: int, n: int, k: int) -> Callable[..., None]:
     """IndexedRowMatrix.computeSVD with U, whose rows are counted."""
     A = rows_of(spark, m, n, 0)
 
-    def work() -> None:
-        A.computeSVD(k, computeU=True).U._java_matrix_wrapper._java_model.rows().count()
+    def work(values: int = k) -> None:
+        A.computeSVD(values, computeU=True).U._java_matrix_wrapper._java_model.rows().count()
 
     return work
 
@@ -95,6 +98,7 @@ def main() -> None:
     parser.add_argument("sizes", type=int, nargs=3)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--limit", type=float, default=60.0)
+    parser.add_argument("--asked", action="store_true")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--master", required=True)
     options = parser.parse_args()
@@ -102,6 +106,12 @@ def main() -> None:
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 3e9
     spark = started(native=options.native, master=options.master, memory_gb=int(memory_gb))
     work = WORKS[options.what](spark, *options.sizes)
+    if options.asked:
+        print(json.dumps(None), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(timed(partial(work, *map(int, line.split())))), flush=True)
+        spark.stop()
+        return
 
     def over() -> None:
         print(json.dumps(None), flush=True)
@@ -111,9 +121,7 @@ def main() -> None:
     timer.daemon = True
     timer.start()
     for _ in range(options.runs):
-        begun = time.perf_counter()
-        work()
-        print(json.dumps(time.perf_counter() - begun), flush=True)
+        print(json.dumps(timed(work)), flush=True)
     timer.cancel()
     spark.stop()
 
