@@ -41,8 +41,7 @@ class Cluster(commands.System):
     def __init__(self, images: list[Path], timings: Timings) -> None:
         self.timings = timings
         self._images = images
-        self._folders = {part.name: part.get() for part in binaries.ALL}
-        self._binary = self._folders["controlplane"] / "controlplane"
+        self._binary = binaries.CONTROL_PLANE.get() / "controlplane"
         self.sandbox = Sandbox()
 
     def close(self) -> None:
@@ -52,20 +51,22 @@ class Cluster(commands.System):
 
     def start(self) -> None:
         """Start Kubernetes and what is added to it."""
-        folders = self._folders
+        planes, operator, dns = (
+            part.get() for part in (binaries.CONTROL_PLANE, binaries.OPERATOR, binaries.DNS)
+        )
         with self.timings("etcd, API server, controllers, scheduler"):
             credentials.make(self.sandbox.folder / "keys")
             server.start(self.sandbox, self._binary)
         with self.timings("containerd, with the image imported; kubelet; node ready"):
-            node.start(self.sandbox, folders["controlplane"], self._images)
+            node.start(self.sandbox, planes, self._images)
             self.wait_for("the node", self._node_is_ready, UP_S)
         with self.timings("CoreDNS, KubeRay's resources and operator"):
-            addons.start_dns(self.sandbox, folders["coredns"])
+            addons.start_dns(self.sandbox, dns)
             self.apply(addons.PODGROUPS)
-            for name in ("controlplane", "ray-operator"):
-                self.kubectl("apply", "--server-side", "-f", folders[name] / "manifests")
+            for folder in (planes, operator):
+                self.kubectl("apply", "--server-side", "-f", folder / "manifests")
             self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-            addons.start_operator(self.sandbox, folders["ray-operator"])
+            addons.start_operator(self.sandbox, operator)
             addons.start_policies(self.sandbox)
 
     def _node_is_ready(self) -> bool:
@@ -76,11 +77,11 @@ class Cluster(commands.System):
     def restart_operator(self, *flags: str) -> None:
         """The operator again, with other flags."""
         self.sandbox.stop("operator")
-        addons.start_operator(self.sandbox, self._folders["ray-operator"], *flags)
+        addons.start_operator(self.sandbox, binaries.OPERATOR.get(), *flags)
 
     def start_fakes(self) -> None:
         """KWOK, for nodes and pods that only seem to be."""
-        addons.start_fakes(self.sandbox, self._folders["kwok"])
+        addons.start_fakes(self.sandbox, binaries.FAKES.get())
 
     # --- what an operator says ---
 
@@ -97,7 +98,7 @@ class Cluster(commands.System):
         """The output of Helm. Raises `RuntimeError` if it fails."""
         home = str(self.sandbox.folder / "helm")
         return self.sandbox.run(
-            self._folders["helm"] / "helm", *words, limit_s=120.0, KUBECONFIG=self._config,
+            binaries.PACKAGES.get() / "helm", *words, limit_s=120.0, KUBECONFIG=self._config,
             HELM_CACHE_HOME=home, HELM_CONFIG_HOME=home, HELM_DATA_HOME=home,
         )  # fmt: skip
 
