@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -28,8 +29,9 @@ PAPER_SHARE = 20.0  # % of the run are transfers
 DIVISORS = {"small": 1000.0, "node": 100.0, "cluster": 10.0}
 WEAK_ROWS = ROWS[-2]  # of the data set whose columns are replicated
 LIMIT_S = {"small": 300.0, "node": 900.0, "cluster": 1800.0}  # of a run of Spark alone
-CALLS = (f"computeSVD({RANK})", "computeSVD(n)")
+CALLS = ("computeSVD(n)", f"computeSVD({RANK})")  # the second one is the paper's
 BLAS = ("", ", native BLAS")
+OURS = ("the gang", "the gang by its Gram matrix")
 
 
 def run(setting: Setting) -> Page:
@@ -46,14 +48,18 @@ def run(setting: Setting) -> Page:
         f"run has {LIMIT_S[setting.scale]:.0f} s",
     )
     random = np.random.default_rng(0)
+    growing: list[Phases] = []
+    turns: list[dict[str, list[float] | str]] = []
     with AlchemistSession(gangs[-1], progress=False) as als:
-        turns = [_in_turns(als, random.standard_normal(size), setting) for size in sizes]
+        for size in sizes:
+            A = random.standard_normal(size)
+            growing.append(_measured(als, A, setting.runs))
+            turns.append(_in_turns(als, A, setting))
     strong = _scaling("strong", setting, gangs, sizes[-1], random)
     weak = _scaling("weak", setting, gangs, (side(WEAK_ROWS, divisor), n), random)
     page.data = {
-        "sizes": sizes, "gangs": gangs, "growing": [mine for mine, _, _ in turns],
-        "gram": [gram for _, gram, _ in turns], "spark": [theirs for *_, theirs in turns],
-        "strong": strong, "weak": weak,
+        "sizes": sizes, "gangs": gangs, "growing": growing, "strong": strong, "weak": weak,
+        "in turns": turns,
         "weak sizes": [(side(WEAK_ROWS, divisor), n * ranks) for ranks in gangs],
     }  # fmt: skip
     fill(page)
@@ -66,30 +72,27 @@ def fill(page: Page) -> None:
     growing, strong, weak = (
         list(map(stored, page.data[kind])) for kind in ("growing", "strong", "weak")
     )
-    gram = list(map(stored, page.data["gram"]))
-    spark = [{way: known(its) for way, its in theirs.items()} for theirs in page.data["spark"]]
-    factors = [_factors(mine, theirs) for mine, theirs in zip(growing, spark, strict=True)]
+    turns = [{who: known(its) for who, its in found.items()} for found in page.data["in turns"]]
+    factors = list(map(_factors, turns))
     add = page.table(
         "m x n", "MB", "send, s", "compute, s", "receive, s", "together, s", "transfers, %"
     )
     for size, times in zip(sizes, growing, strict=True):
         add(_by(size), f"{8e-6 * size[0] * size[1]:.3g}", *times.cells())
     add = page.table(
-        "m x n", "the gang, together, s", "by its Gram matrix, s",
-        *(f"Spark: {way}, s" for way in spark[0]), "Spark's quickest / the gang",
-    )  # fmt: skip
-    for size, times, mine, theirs, its in zip(sizes, growing, gram, spark, factors, strict=True):
-        told = f"{min(its):.2g} to {max(its):.2g}" if its else "-"
-        add(_by(size), f"{times.total:.3g}", f"{mine.total:.3g}", *theirs.values(), told)
+        "in turns: m x n", *(f"{who}, s" for who in turns[0]), "Spark's quickest / the gang"
+    )
+    for size, found, its in zip(sizes, turns, factors, strict=True):
+        add(_by(size), *found.values(), f"{min(its):.2g} to {max(its):.2g}" if its else "-")
     page.notes.append(
-        "The second table is of the same turns: the gang's `truncated_svd` as it is called "
-        '(ARPACK, as in the paper), with `method="gram"`, and Spark. `computeSVD(n)`, all values '
-        "from the Gram matrix without iterations, is MLlib's better way to a few. The last column "
-        "has the smallest and the largest quotient of a turn."
+        "In turns: a whole job of the gang, by its `truncated_svd` as it is called (ARPACK, as in "
+        'the paper) and with `method="gram"`, and Spark alone. `computeSVD(n)`, all values from '
+        "the Gram matrix without iterations, is MLlib's better way to a few; the paper's call runs "
+        "once. The last column has the smallest and the largest quotient of a turn."
     )
     _scaling_table(page, "strong", gangs, strong, [sizes[-1] for _ in gangs])
     _scaling_table(page, "weak", gangs, weak, page.data["weak sizes"])
-    _conclude(page, growing, spark, factors)
+    _conclude(page, growing, turns, factors)
     _scalings(page, gangs, strong, weak)
     page.draw = lambda figure: _draw(figure, sizes, growing)
 
@@ -98,47 +101,49 @@ def _by(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _in_turns(
-    als: AlchemistSession, A: Any, setting: Setting
-) -> tuple[Phases, Phases, dict[str, Sample | str]]:
-    """The gang as it is called, by its Gram matrix, and Spark's calls, so that noise meets all."""
+def _in_turns(als: AlchemistSession, A: Any, setting: Setting) -> dict[str, list[float] | str]:
+    """Seconds of a job by the gang's two methods and by Spark's calls, so that noise meets all."""
     svd = als.load_library("linalg").truncated_svd
-    mine: dict[str, list[tuple[float, float, float]]] = {"arpack": [], "gram": []}
-    theirs: dict[str, list[float | str]] = {}
+
+    def job(method: str) -> float:
+        compute = partial(svd, rank=RANK, method=method)
+        return sum(phases(lambda: [als.send_matrix(A)], compute, lambda made: made.fetch()))
+
+    works: dict[str, Callable[[], float | str]] = {
+        who: partial(job, method) for who, method in zip(OURS, ("arpack", "gram"), strict=True)
+    }
+    limit_s = LIMIT_S[setting.scale]
     with ExitStack() as stack:
-        programs = {
-            blas: stack.enter_context(
-                Asked(setting, "svd", *A.shape, RANK, native=blas != "",
-                      limit_s=LIMIT_S[setting.scale])
-            )
-            for blas in BLAS
-        }  # fmt: skip
-        for _ in range(setting.runs + 1):
-            for method, found in mine.items():
-                compute = partial(svd, rank=RANK, method=method)
-                found.append(phases(lambda: [als.send_matrix(A)], compute, lambda x: x.fetch()))
-            for call, values in zip(CALLS, (RANK, A.shape[1]), strict=True):
-                for blas, program in programs.items():
-                    theirs.setdefault(call + blas, []).append(program.seconds(values))
-    ours, gram = (Phases(*map(Sample, zip(*found[1:], strict=True))) for found in mine.values())
-    return ours, gram, {way: _ended(found) for way, found in theirs.items()}
+        programs = [
+            stack.enter_context(Asked(setting, "svd", *A.shape, RANK, native=its, limit_s=limit_s))
+            for its in (False, True)
+        ]
+        for call, values in zip(CALLS, (A.shape[1], RANK), strict=True):
+            for blas, program in zip(BLAS, programs, strict=True):
+                works[call + blas] = partial(program.seconds, values)
+        found: dict[str, list[float | str]] = {who: [] for who in works}
+        for turn in range(setting.runs + 1):
+            for who, work in works.items():
+                if turn == setting.runs or not who.startswith(CALLS[1]):
+                    found[who].append(work())
+                    print(f"{_by(A.shape)}, {who}: {found[who][-1]}", flush=True)
+    return {who: _ended(its) for who, its in found.items()}
 
 
-def _ended(turns: list[float | str]) -> Sample | str:
-    """The turns but the first, or why one of them has no time."""
-    for turn in turns:
-        if isinstance(turn, str):
-            return turn
-    return Sample(map(float, turns[1:]))
+def _ended(turns: list[float | str]) -> list[float] | str:
+    """The turns but the first of several, or why one of them has no time."""
+    seconds = [turn for turn in turns if not isinstance(turn, str)]
+    if len(seconds) < len(turns):
+        return next(turn for turn in turns if isinstance(turn, str))
+    return seconds[1:] or seconds
 
 
-def _factors(mine: Phases, theirs: dict[str, Sample | str]) -> list[float]:
+def _factors(found: dict[str, Sample | str]) -> list[float]:
     """The time of Spark's quickest way by the gang's, in each turn."""
-    its = [way for way in theirs.values() if isinstance(way, Sample)]
-    return [
-        min(quick) / sum(gang) for gang, *quick in zip(zip(*mine, strict=True), *its, strict=True)
-        if quick
-    ]  # fmt: skip
+    gang = found[OURS[0]]
+    its = [way for who, way in found.items() if who not in OURS and isinstance(way, Sample)]
+    whole = [way if len(way) == len(gang) else [way.mean] * len(gang) for way in its]
+    return [min(quick) / took for took, *quick in zip(gang, *whole, strict=True) if quick]
 
 
 def _measured(als: AlchemistSession, A: Any, runs: int) -> Phases:
@@ -185,7 +190,7 @@ def _efficiency(kind: str, gangs: list[int], found: list[Phases]) -> list[float]
 def _conclude(
     page: Page,
     growing: list[Phases],
-    spark: list[dict[str, Sample | str]],
+    turns: list[dict[str, Sample | str]],
     factors: list[list[float]],
 ) -> None:
     shares = [times.share for times in growing]
@@ -196,40 +201,36 @@ def _conclude(
         f"and transfers take {min(shares):.1f} to {max(shares):.1f} %",
     )
     claim, where = "Spark is slower", "2018, Figure 4"
-    found = [its for its in factors if its]
-    if not found:
-        reason = next(iter(spark[0].values()))
+    known_factors = [its for its in factors if its]
+    if not known_factors:
+        reason = turns[0][CALLS[0]]
         page.conclude(None, claim, where, f"of Spark there are no times: {reason}")
         return
-    paper, better = (
-        ", ".join(
-            _quotient(times, theirs, call) for times, theirs in zip(growing, spark, strict=True)
-        )
-        for call in CALLS
-    )
-    slower = all(min(its) > 1 for its in found)
-    quicker = any(max(its) < 1 for its in found)
+    better, paper = (", ".join(_quotient(found, call) for found in turns) for call in CALLS)
+    slower = all(min(its) > 1 for its in known_factors)
+    quicker = any(max(its) < 1 for its in known_factors)
     page.conclude(
         True if slower else False if quicker else "noise",
         claim,
         where,
-        f"`{CALLS[0]}`, the paper's call, takes {paper} times as long, and `{CALLS[1]}`, MLlib's "
+        f"`{CALLS[1]}`, the paper's call, takes {paper} times as long, and `{CALLS[0]}`, MLlib's "
         f"better way, {better} times (means, by the quicker of two BLAS). The rule: it holds if "
         "the quickest of Spark's ways is slower in every turn of every size, and does not if at "
         "some size it is quicker in every turn",
     )
-    ended = sum(isinstance(theirs[CALLS[0]], Sample) for theirs in spark)
+    ended = sum(isinstance(found[CALLS[1]], Sample) for found in turns)
     page.not_comparable(
         "Spark finishes only the smallest size in 30 minutes", where,
-        f"here `{CALLS[0]}` finishes {ended} of {len(spark)} sizes, which are smaller, within a "
+        f"here `{CALLS[1]}` finishes {ended} of {len(turns)} sizes, which are smaller, within a "
         "limit that is shorter",
     )  # fmt: skip
 
 
-def _quotient(mine: Phases, theirs: dict[str, Sample | str], call: str) -> str:
+def _quotient(found: dict[str, Sample | str], call: str) -> str:
     """How many times as long as the gang a call of Spark's takes, by its quicker BLAS."""
-    its = [found.mean for blas in BLAS if isinstance(found := theirs[call + blas], Sample)]
-    return f"{min(its) / mine.total:.2g}" if its else "(no time)"
+    its = [its.mean for blas in BLAS if isinstance(its := found[call + blas], Sample)]
+    gang = found[OURS[0]]
+    return f"{min(its) / gang.mean:.2g}" if its and isinstance(gang, Sample) else "(no time)"
 
 
 def _scalings(page: Page, gangs: list[int], *scalings: list[Phases]) -> None:
