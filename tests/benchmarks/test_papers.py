@@ -209,6 +209,32 @@ def test_the_scaling_of_an_svd_is_measured_without_spark(cluster: str, tmp_path:
     assert "left out (`--no-spark`)" in (tmp_path / "svd_scaling.md").read_text()
 
 
+def test_spark_is_judged_by_its_quickest_way_in_each_turn() -> None:
+    gang, gram = svd_scaling.OURS
+    many, paper = svd_scaling.CALLS
+    found = {
+        gang: Sample([1.0, 2.0]),
+        gram: Sample([0.1, 0.1]),
+        many: Sample([3.0, 4.0]),
+        many + svd_scaling.BLAS[1]: "took more than 25 s",
+        paper: Sample([3.5]),  # one run
+    }
+    assert svd_scaling._factors(found) == [3.0, 1.75]
+    assert svd_scaling._factors({gang: found[gang], gram: found[gram], many: "no Java"}) == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(spark.missing(Setting()) is not None, reason=str(spark.missing(Setting())))
+def test_spark_computes_when_it_is_asked_and_goes_on_after_a_run_that_took_too_long() -> None:
+    with spark.Asked(Setting(), "svd", 200, 30, 5, native=False, limit_s=60) as program:
+        took = program.seconds(30)
+        assert isinstance(took, float) and 0 < took < 60
+        program._limit_s = 0.001
+        assert program.seconds(5) == program.seconds(5) == "took more than 0 s"
+        program._limit_s = 60
+        assert isinstance(program.seconds(30), float)
+
+
 @pytest.mark.parametrize("name", ["table1", "transfer_shapes", "cg_timit"])
 def test_an_experiment_runs_without_spark(cluster: str, tmp_path: Path, name: str) -> None:
     draws(EXPERIMENTS[name].run(TINY), tmp_path)
