@@ -61,7 +61,7 @@ def blocks(copied: bool) -> Iterator[None]:
     """ScaLAPACK on blocks of one element as they lie, or on copies in blocks so small that there
     are many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cyclic, "BLOCK", 8)
+        patch.setattr(cyclic, "BLOCK_SIZE", 8)
         patch.setattr(cyclic, "MOVED", 1 << 10)
         patch.setattr(spectra, "LEAF", 5)
         patch.setattr(spectra, "WIDTH", 7)

@@ -169,7 +169,7 @@ def files(gang: GangView) -> dict[str, float]:
         patch.setattr(exchange, "PIECE", PANEL)
         patch.setattr(exchange, "DIRECT_PIECE", PANEL)
         patch.setattr(pairwise, "MESSAGE", PANEL)
-        patch.setattr(zarr3, "CHUNK", PANEL)
+        patch.setattr(zarr3, "STORED_NBYTES", PANEL)
         for suffix in FORMATS:
             path = f"{folder}/{suffix}.{suffix}"
             for A in (few, all_rows):  # the first calls load code

@@ -162,7 +162,7 @@ def test_pieces_of_arrays_on_disk_are_whole_chunks_and_cover_all(
 def test_tall_chunks_are_read_some_columns_at_a_time(
     session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 600)
+    monkeypatch.setattr(sources, "READ_NBYTES", 600)
     with h5py.File(tmp_path / "tall.h5", "w") as file:
         tall = file.create_dataset("tall", data=A, chunks=(len(A), 1))
         assert max(A[piece].nbytes for piece in sources.pieces(tall, A.shape, 600)) == 800
