@@ -56,8 +56,8 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module, name, number in (
             (exchange, "PIECE", 200), (exchange, "DIRECT_PIECE", 200), (pairwise, "MESSAGE", 64),
-            (npy, "STRIP", 100), (npy, "APART", 20), (zarr3, "STORED_NBYTES", 120), (zarr3, "PLAIN", 1),
-            (text, "PARSED_NBYTES", 50), (text, "COPY", 30),
+            (npy, "STRIP", 100), (npy, "APART", 20), (zarr3, "STORED_NBYTES", 120),
+            (zarr3, "PLAIN", 1), (text, "PARSED_NBYTES", 50), (text, "COPY", 30),
         ):  # fmt: skip
             patch.setattr(module, name, number)
         yield
