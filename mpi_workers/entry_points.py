@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import sys
 from multiprocessing.connection import Connection
 
 from ali.loader import set_mpi_variables
 from ali.registry import load
 from ali.run import Programs
-from mpi_workers.local import local_rank
+from mpi_workers.local import local_rank, rank_server
 from mpi_workers.node import fork_server, pmi_relay, proxy
 from mpi_workers.node.processes import close_listeners, sign_in
 from mpi_workers.node.specs import RankConfig
@@ -26,6 +27,11 @@ PRELOADED = ("ali.linalg",)  # most gangs load it first
 def run_rank(config: RankConfig) -> None:
     set_mpi_variables()
     process.main(config, load, Programs())
+
+
+def _run_local_rank(argv: list[str]) -> None:
+    set_mpi_variables()
+    local_rank.main(argv)
 
 
 def main(argv: list[str]) -> None:
@@ -46,11 +52,14 @@ def main(argv: list[str]) -> None:
             pmi_relay.start_if_needed()
             process.print_world()
         case ["local-rank", *rest]:
-            set_mpi_variables()
-            local_rank.main(rest)
+            _run_local_rank(rest)
+        case ["local-server", fd]:
+            for name in PRELOADED:
+                importlib.import_module(name)
+            rank_server.main(socket.socket(fileno=int(fd)), _run_local_rank)
         case _:
             sys.exit(
                 "usage: python -m mpi_workers fork-server FD | rank CONFIG | world | "
-                f"local-rank ..., not {argv}"
+                f"local-rank ... | local-server FD, not {argv}"
             )
     os._exit(0)

@@ -85,6 +85,7 @@ def close() -> None:
         _, gang = _shared.popitem()
         gang.close()
         gang.thread.join()
+    local_gang.close()
 
 
 @functools.cache
