@@ -6,6 +6,7 @@ and scripts to the rank's loop.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -22,6 +23,7 @@ from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import process
 
 PRELOADED = ("ali.linalg",)  # most gangs load it first
+PRELOADED_LOCAL = (*PRELOADED, "ali.conformance")  # which needs pytest
 
 
 def run_rank(config: RankConfig) -> None:
@@ -54,8 +56,9 @@ def main(argv: list[str]) -> None:
         case ["local-rank", *rest]:
             _run_local_rank(rest)
         case ["local-server", fd]:
-            for name in PRELOADED:
-                importlib.import_module(name)
+            with contextlib.suppress(ImportError):
+                for name in PRELOADED_LOCAL:
+                    importlib.import_module(name)
             rank_server.main(socket.socket(fileno=int(fd)), _run_local_rank)
         case _:
             sys.exit(
