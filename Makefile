@@ -100,7 +100,8 @@ SYSTEMS = tests/deploy tests/docs tests/benchmarks tests/envs tests/test_distrib
 	tests/sessions tests/ali/test_scaffold.py tests/alchemist_ray/gateway/test_wheel.py \
 	tests/ali/test_standalone.py tests/faults/recovery/test_lost_hosts.py \
 	tests/faults/test_gateway_hosts.py tests/faults/test_hosts.py tests/faults/test_spark.py \
-	tests/security/test_clusters.py tests/faults/test_head.py tests/faults/test_channels.py::test_the_link_is_cut \
+	tests/security/test_clusters.py tests/security/test_two_users.py tests/faults/test_head.py \
+	tests/faults/test_channels.py::test_the_link_is_cut \
 	tests/faults/test_gangs.py::test_the_link_is_cut
 # What has failed runs again, alone, and is printed as flaky if it passes then (tests/support/again.py).
 AGAIN = || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none

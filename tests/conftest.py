@@ -44,6 +44,7 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_metrics_report_interval_ms="2000",  # tests of metrics wait for a report
     RAY_worker_niceness="0",  # as in the Ray that sessions start; at Ray's own 15, load starves it
+    REPORTER_UPDATE_INTERVAL_MS="60000",  # what each process uses, for a dashboard
     RAY_prestart_worker_first_driver="0",  # a worker for each CPU: 2 s of CPU for each cluster
     # No test lives long enough to repay the optimizing compiler or parallel garbage collection.
     JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.support import launches
 from tests.support.devices import counted
 from tests.support.suite import scaled
 
-torch = pytest.importorskip("torch", reason="needs torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 FLOATS = ("float32", "float64", "complex64", "complex128")
 RANKS = "tests.ali.ranks_local_products:"
 # The routines that are built on products.
@@ -95,6 +96,8 @@ def test_without_memory_the_host_computes_and_it_is_said_once(
 
 
 def test_a_users_choice_of_less_precision_does_not_count() -> None:
+    import torch  # noqa: PLC0415 - 2 s in each process that collects this file
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -108,6 +111,8 @@ def test_a_users_choice_of_less_precision_does_not_count() -> None:
 @pytest.mark.parametrize("where", ["backends", "backends.cuda.matmul"])
 def test_a_users_choice_by_the_present_setting_does_not_count_either(where: str) -> None:
     """After it, PyTorch refuses to tell the older setting."""
+    import torch  # noqa: PLC0415
+
     place = operator.attrgetter(where)(torch)
     if not hasattr(place, "fp32_precision"):
         pytest.skip(f"this PyTorch has no torch.{where}.fp32_precision")
