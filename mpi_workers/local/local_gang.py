@@ -85,9 +85,12 @@ def run(
     deadline = time.time() + timeout
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         argv = [function, json.dumps(arguments), folder, str(deadline)]
-        gang = (
-            _Forked(folder, ranks, argv) if under is None else _Started(under, folder, ranks, argv)
-        )
+        gang: _Forked | _Started
+        # A preloaded library, such as a sanitizer, may not outlive a fork.
+        if under is None and "LD_PRELOAD" not in os.environ:
+            gang = _Forked(folder, ranks, argv)
+        else:
+            gang = _Started(under, folder, ranks, argv)
         try:
             output, code = gang.wait(deadline + 1)
             what = f"exit code {code}"
@@ -147,27 +150,35 @@ class _Forked:
 
 
 class _Started:
-    """A gang that mpiexec starts, under another command."""
+    """A gang that mpiexec starts; under another command it has this process's streams."""
 
-    def __init__(self, under: Sequence[str], folder: str, ranks: int, argv: list[str]) -> None:
+    def __init__(
+        self, under: Sequence[str] | None, folder: str, ranks: int, argv: list[str]
+    ) -> None:
         self._folder = folder
+        self._said = Path(folder, "output")
         mpiexec = Path(sys.executable).parent / "mpiexec"
         program = [sys.executable, "-m", "mpi_workers", "local-rank", *argv]
         env = _environment()
         set_waits(crowded(ranks), env)
         parent = os.getpid()
-        self._process = subprocess.Popen(
-            [mpiexec, "-n", str(ranks), *under, *program],
-            env=env,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),  # mpiexec ends its ranks
-        )
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                [mpiexec, "-n", str(ranks), *(under or ()), *program],
+                env=env,
+                stdin=subprocess.DEVNULL if under is None else None,
+                stdout=said if under is None else None,
+                stderr=subprocess.STDOUT if under is None else None,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),  # and its ranks
+            )
 
     def wait(self, deadline: float) -> tuple[bytes, int]:
         try:
-            return b"", self._process.wait(max(deadline - time.time(), 0.0))
+            code = self._process.wait(max(deadline - time.time(), 0.0))
         except subprocess.TimeoutExpired:
             raise TimeoutError from None
+        return self._said.read_bytes(), code
 
     def end(self) -> bytes:
         """Kill what still runs. Hydra gives every rank its own session."""
@@ -179,7 +190,7 @@ class _Started:
                 if self._folder.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
         self._process.wait()
-        return b""
+        return self._said.read_bytes()
 
 
 class _Server:

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from mpi_workers.failures import describe_status
+from mpi_workers.node.cleanup import SHM
 from mpi_workers.node.processes import adopt_orphans, crowded, end_descendants, fork, set_waits
-from mpi_workers.wire.pmi import PmiNode, process_mapping
+from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 ORDER_FILE = "order.json"  # in the gang's folder
 PATH_LIMIT = 4096  # bytes of a folder's name
@@ -54,6 +55,8 @@ def _run(run_rank: RunRank, folder: str, output: int, owner: int) -> None:
     gang.start(lambda: run_rank(order["argv"]))
     code = gang.serve()
     end_descendants()
+    for name in segment_names(gang.job, 0):
+        (SHM / name).unlink(missing_ok=True)  # of ranks that have failed in MPI_Init
     with suppress(OSError):  # its owner has ended
         gang.owner.send(bytes([code]))
     os._exit(0)
@@ -64,6 +67,7 @@ class _Gang:
 
     def __init__(self, size: int, owner: socket.socket) -> None:
         self.owner = owner
+        self.job = f"local_{os.getpid()}"
         self._size = size
         self._pids: list[int] = []
         self._sockets: list[socket.socket] = []
@@ -71,7 +75,7 @@ class _Gang:
         self._finalized: set[int] = set()
         self._failed = False
         self._pmi = PmiNode(
-            f"local_{os.getpid()}", size, list(range(size)), process_mapping([size]),
+            self.job, size, list(range(size)), process_mapping([size]),
             send=self._send, barrier=lambda puts: self._pmi.release(puts), abort=self._abort,
             say=lambda rank, text: print(f"rank {rank}: {text}", flush=True),
         )  # fmt: skip
