@@ -23,6 +23,7 @@ pytestmark = needs_hosts(100)
 
 LINK_S = 10.0  # a cut link is noticed within
 RANKS = 4
+TRIES = 5  # a rank that has not begun to wait when its call ends is not replaced
 INSIDE = "tests.faults.inside"
 
 
@@ -144,13 +145,17 @@ def test_native_waits_for_a_rank_of_another_host_end_with_their_call(pair: Pair)
     expected = {"error": "RoutineError", "Ctrl-C": "KeyboardInterrupt", "limit": "CallTimeoutError"}
     for how in ("Allreduce", "Recv"):
         for fault, kind in expected.items():
-            found = pair.call("waited", "gang", str(library), fault, how)
-            assert found["kind"] == kind, found
-            assert found["seconds"] < 0.3 + ERROR_LIMIT_S, found
-            assert pair.call("total", "gang") == 6
-            # C code may not have looked at the error of its wait: both hosts have other ranks.
-            before, pair.workers = pair.workers, pair.call("workers", "gang")
-            assert not [worker for worker in pair.workers if worker in before]
+            for _ in range(TRIES):
+                found = pair.call("waited", "gang", str(library), fault, how)
+                assert found["kind"] == kind, found
+                assert found["seconds"] < 0.3 + ERROR_LIMIT_S, found
+                assert pair.call("total", "gang") == 6
+                # C code may not have looked at the error of its wait: both hosts have other ranks.
+                before, pair.workers = pair.workers, pair.call("workers", "gang")
+                same = [worker for worker in pair.workers if worker in before]
+                if not same:
+                    break
+            assert not same, (how, fault)
 
 
 @pytest.mark.cell("rank", "in a call", "private", "renewed")
