@@ -46,7 +46,7 @@ CASES = (
 )
 DIVISORS = {"small": 100.0, "node": 10.0, "cluster": 10.0}
 PARTITIONS = 8  # of Spark's matrices
-LIMIT_S = {"small": 900.0, "node": 900.0, "cluster": 1800.0}  # of a case of Spark alone
+LIMIT_S = {"small": 300.0, "node": 900.0, "cluster": 1800.0}  # of a case of Spark alone
 
 
 def run(setting: Setting) -> Page:
