@@ -44,7 +44,7 @@ c.Spawner.env_keep = {kept!r}
 c.Spawner.environment = {{"JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp"}}
 """
 KEPT = ["PATH", "PYTHONPATH", "LANG", "SLURM_CONF", "ALCHEMIST_START_TIMEOUT",
-        "RAY_USAGE_STATS_ENABLED", "PYTHONDONTWRITEBYTECODE"]  # fmt: skip
+        "RAY_USAGE_STATS_ENABLED", "RAY_prestart_worker_first_driver"]  # fmt: skip
 
 
 def why_not() -> str | None:

@@ -185,7 +185,7 @@ class Slurm(commands.System):
             "USER": "root",
             "ALCHEMIST_START_TIMEOUT": "250",  # on a machine that others use too
             "RAY_USAGE_STATS_ENABLED": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "RAY_prestart_worker_first_driver": "0",  # as in tests/conftest.py
         }
 
     def command(self, *words: object, host: Host | None = None) -> list[str]:

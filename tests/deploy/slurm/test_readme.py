@@ -50,8 +50,8 @@ def clone(slurm: Slurm) -> Path:
     assert install == f"python3 -m venv .venv && {INSTALL}"
     today = "git ls-files -z --cached --others --exclude-standard --deduplicate"
     copy = f"(cd {ROOT} && {today} | tar -cf - --ignore-failed-read --null -T -) | tar -xf -"
-    # uv takes from its cache what pip would fetch again; pip compiles what it installs.
-    uv = f"{Path(sys.executable).parent}/uv pip install --quiet --compile-bytecode"
+    # uv takes from its cache what pip would fetch again.
+    uv = f"{Path(sys.executable).parent}/uv pip install --quiet"
     shell(
         [
             get.replace("<this repository>", str(ROOT)),

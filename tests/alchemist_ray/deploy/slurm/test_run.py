@@ -55,6 +55,7 @@ def job_environment(folder: Path) -> dict[str, str]:
         "PBS_JOBID": f"{os.getpid()}.here",
         "PBS_NODEFILE": str(folder / "nodes"),
         FOLDER_VARIABLE: str(folder / "folder"),
+        "RAY_prestart_worker_first_driver": "0",  # as in tests/conftest.py
     }
 
 
