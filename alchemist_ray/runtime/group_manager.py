@@ -51,7 +51,7 @@ class GroupManager:
     async def ask(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of `GangSlot` or of its gang; see `GangHandle`.
 
-        Raises `SessionError` if a method needs a gang, and there is none.
+        Raises `SessionError` if the method needs a gang that has not been started here.
         """
         if method in STARTS:
             slot = self._slots.setdefault(name, GangSlot(name, self._ident or name))

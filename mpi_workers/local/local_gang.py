@@ -42,7 +42,7 @@ from mpi_workers.waits.interruption import (
 
 # All but close and run: on a rank.
 __all__ = ["EndedWaits", "begin", "close", "interrupt", "run", "uninterruptible", "unsafe"]
-END_LIMIT_S = 20.0  # until killed ranks have ended
+END_LIMIT_S = 20.0  # until killed ranks, or the server, have ended
 OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure
 
 
@@ -120,16 +120,14 @@ class _Forked:
         self._owner, theirs = socket.socketpair()
         self._output, output = os.pipe()
         try:
-            _server_for(_environment()).start(folder, output, theirs.fileno())
+            with theirs, open(output, "wb", buffering=0):
+                _server_for(_environment()).start(folder, output, theirs.fileno())
         except BaseException:
             self.end()
             raise
-        finally:
-            theirs.close()
-            os.close(output)
 
     def wait(self, deadline: float) -> tuple[bytes, int]:
-        """What the ranks have printed, and the exit code; until they have ended."""
+        """Wait for the end of the ranks: what they have printed, and their exit code."""
         ready = select.poll()
         ready.register(self._output, select.POLLIN)
         while ready.poll(max(deadline - time.time(), 0.0) * 1000):
@@ -214,7 +212,11 @@ class _Server:
         with contextlib.suppress(OSError):
             self._orders.shutdown(socket.SHUT_RDWR)
         self._orders.close()
-        self.process.wait()
+        try:
+            self.process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 _server: _Server | None = None
