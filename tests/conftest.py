@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import mpi4py
 import pytest
 
-from tests.support import again, costs, launches, suite, traces
+from tests.support import again, costs, launches, suite, traces, warm_workers
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
@@ -42,7 +42,6 @@ os.environ.update(
     RAY_TMPDIR=tempfile.tempdir,  # programs without a cluster do not join one of another test
     RAY_AUTH_MODE="disabled",
     RAY_USAGE_STATS_ENABLED="0",
-    RAY_metrics_report_interval_ms="2000",  # tests of metrics wait for a report
     RAY_worker_niceness="0",  # as in the Ray that sessions start; at Ray's own 15, load starves it
     REPORTER_UPDATE_INTERVAL_MS="60000",  # what each process uses, for a dashboard
     RAY_prestart_worker_first_driver="0",  # a worker for each CPU: 2 s of CPU for each cluster
@@ -161,16 +160,17 @@ def cluster() -> Iterator[str]:
             _temp_dir=f"{tempfile.gettempdir()}/ray",
         )
 
-    try:
-        start()
-    except Exception as error:
-        # Ray gives a node 30 s, whatever else the machine does, and raises an `Exception`.
-        if "timed out during startup" not in str(error):
-            raise
+    with warm_workers.warm_workers():
+        try:
+            start()
+        except Exception as error:
+            # Ray gives a node 30 s, whatever else the machine does, and raises an `Exception`.
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            start()
+        yield ray.get_runtime_context().gcs_address
         ray.shutdown()
-        start()
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
 
 
 @pytest.fixture
