@@ -28,6 +28,7 @@ h5py = pytest.importorskip("h5py", reason="needs the extra 'files'")
 pandas = pytest.importorskip("pandas", reason="needs the extra 'dask'")
 dask = pytest.importorskip("dask.dataframe", reason="needs the extra 'dask'")
 
+WORKERS = 2
 A = np.random.default_rng(3).standard_normal((37, 5))
 SUFFIXES = [".npy", ".h5", ".zarr", ".parquet", ".csv"]
 
@@ -37,13 +38,11 @@ def hidden(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_saved_matrix_loads_unchanged(
-    session: AlchemistSession, tmp_path: Path, suffix: str
-) -> None:
+def test_a_saved_matrix_loads_unchanged(als: AlchemistSession, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
-    session.send_matrix(A, layout="MC_MR").save(path)
+    als.send_matrix(A, layout="MC_MR").save(path)
     for where in (path, f"file://{path}"):
-        B = session.load_matrix(where, layout="STAR_VC", name="B")
+        B = als.load_matrix(where, layout="STAR_VC", name="B")
         assert (B.name, B.layout, B.dtype) == ("B", "STAR_VC", np.float64)
         assert np.array_equal(B.fetch(), A)
         B.free()
@@ -53,27 +52,27 @@ def test_a_saved_matrix_loads_unchanged(
 @pytest.mark.parametrize("shape", [(7, 4, 5), (2, 3, 1, 5), (0, 2, 3), (3, 0, 2)])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_arrays_of_more_axes(
-    session: AlchemistSession, tmp_path: Path, suffix: str, shape: tuple[int, ...]
+    als: AlchemistSession, tmp_path: Path, suffix: str, shape: tuple[int, ...]
 ) -> None:
     a = np.arange(float(np.prod(shape))).reshape(shape)
     path = tmp_path / f"a{suffix}"
     if suffix in (".csv", ".parquet"):
         with pytest.raises(ShapeError, match=r"save it as \.npy, \.h5 or \.zarr, or reshape it"):
-            session.send_matrix(a).save(path)
+            als.send_matrix(a).save(path)
         assert os.listdir(tmp_path) == []
         return
     for layout in ("VC_STAR", "MC_MR"):
-        session.send_matrix(a, layout=layout).save(path)
-        B = session.load_matrix(path, layout=layout)
+        als.send_matrix(a, layout=layout).save(path)
+        B = als.load_matrix(path, layout=layout)
         assert (B.shape, B.layout) == (shape, layout)
         assert np.array_equal(B.fetch(), a)
-    rows = session.load_matrix(path, rows=slice(1, None))
+    rows = als.load_matrix(path, rows=slice(1, None))
     assert np.array_equal(rows.fetch(), a[1:])
     with pytest.raises(BadArgumentError, match=f"a {len(shape)}-D array has no columns"):
-        session.load_matrix(path, columns=[0])
+        als.load_matrix(path, columns=[0])
 
 
-def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: Path) -> None:
+def test_the_index_of_a_table_is_no_column(als: AlchemistSession, tmp_path: Path) -> None:
     frame = pandas.DataFrame(A, columns=list("uvwxy"))
     filtered = frame[frame.u > 0]
     dated = frame.set_index(pandas.date_range("2020-01-01", periods=len(A), name="day"))
@@ -82,26 +81,26 @@ def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: 
     filtered.to_csv(tmp_path / "filtered.csv", float_format="%.17g")
     for file, expected in (("filtered.parquet", filtered), ("dated.parquet", dated),
                            ("filtered.csv", filtered)):  # fmt: skip
-        B = session.load_matrix(tmp_path / file)
+        B = als.load_matrix(tmp_path / file)
         assert list(B.columns) == list("uvwxy")
         np.testing.assert_array_equal(B.fetch(), expected)
-        B = session.load_matrix(tmp_path / file, columns=["y", "u"], rows=[3, 1])
+        B = als.load_matrix(tmp_path / file, columns=["y", "u"], rows=[3, 1])
         np.testing.assert_array_equal(B.fetch(), expected[["y", "u"]].iloc[[3, 1]])
     for file, name in (("filtered.parquet", "__index_level_0__"), ("filtered.csv", "")):
-        B = session.load_matrix(tmp_path / file, index=True)
+        B = als.load_matrix(tmp_path / file, index=True)
         assert name in B.columns
         assert B.shape == (len(filtered), 6)
         which = list(B.columns).index(name)
         np.testing.assert_array_equal(B.fetch()[:, which], filtered.index)
     with pytest.raises(DtypeError, match="'day'"):
-        session.load_matrix(tmp_path / "dated.parquet", index=True)
+        als.load_matrix(tmp_path / "dated.parquet", index=True)
     np.save(tmp_path / "a.npy", A)
     with pytest.raises(BadArgumentError, match="no index"):
-        session.load_matrix(tmp_path / "a.npy", index=True)
+        als.load_matrix(tmp_path / "a.npy", index=True)
 
 
 def test_the_index_that_pandas_writes_into_hdf5_is_no_column(
-    session: AlchemistSession, tmp_path: Path
+    als: AlchemistSession, tmp_path: Path
 ) -> None:
     """As `DataFrame.to_hdf` writes it, fixed and as a table; PyTables is not needed for that."""
     index = np.arange(37) * 2
@@ -116,48 +115,46 @@ def test_the_index_that_pandas_writes_into_hdf5_is_no_column(
         series.attrs["pandas_type"] = np.bytes_("series")
         series["index"], series["values"] = index, A[:, 0]
     for file, expected in (("fixed.h5", A), ("series.h5", A[:, 0])):
-        np.testing.assert_array_equal(session.load_matrix(tmp_path / file).fetch(), expected)
-    given = session.load_matrix(tmp_path / "fixed.h5", "df/axis1")  # if it is asked for
+        np.testing.assert_array_equal(als.load_matrix(tmp_path / file).fetch(), expected)
+    given = als.load_matrix(tmp_path / "fixed.h5", "df/axis1")  # if it is asked for
     np.testing.assert_array_equal(given.fetch(), index)
     rows = np.rec.fromarrays([index, A], dtype=[("index", "i8"), ("values_block_0", "f8", (5,))])
     with h5py.File(tmp_path / "table.h5", "w") as file:
         file["df/table"] = rows
         file["df"].attrs["pandas_type"] = np.bytes_("frame_table")
     with pytest.raises(DtypeError, match="no data set of numbers; it has df, df/table"):
-        session.load_matrix(tmp_path / "table.h5")
+        als.load_matrix(tmp_path / "table.h5")
 
 
-def test_a_format_of_a_path_without_its_suffix(session: AlchemistSession, tmp_path: Path) -> None:
+def test_a_format_of_a_path_without_its_suffix(als: AlchemistSession, tmp_path: Path) -> None:
     A = np.random.default_rng(3).random((40, 3))
-    sent = session.send_matrix(A)
+    sent = als.send_matrix(A)
     for suffix in SUFFIXES:
         sent.save(tmp_path / f"a{suffix}")
         (tmp_path / f"a{suffix}").rename(other := tmp_path / f"{suffix[1:]}-export")
-        np.testing.assert_array_equal(session.load_matrix(other, format=suffix[1:]).fetch(), A)
+        np.testing.assert_array_equal(als.load_matrix(other, format=suffix[1:]).fetch(), A)
     rows = np.arange(40) % 2 == 0
     table = tmp_path / "parquet-export"  # a folder, as Spark and Dask write it
-    np.testing.assert_array_equal(session.load_matrix(table, rows=rows).fetch(), A[rows])
+    np.testing.assert_array_equal(als.load_matrix(table, rows=rows).fetch(), A[rows])
     with pytest.raises(BadArgumentError, match=r"unknown suffix ''.*format="):
-        session.load_matrix(tmp_path / "csv-export")
+        als.load_matrix(tmp_path / "csv-export")
     with pytest.raises(BadArgumentError, match="unknown format 'xls'; known are npy, "):
-        session.load_matrix(tmp_path / "csv-export", format="xls")
+        als.load_matrix(tmp_path / "csv-export", format="xls")
 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's use of pandas
-def test_the_index_of_dask_is_no_column(session: AlchemistSession, tmp_path: Path) -> None:
+def test_the_index_of_dask_is_no_column(als: AlchemistSession, tmp_path: Path) -> None:
     frame = pandas.DataFrame(A, columns=list("uvwxy"))
     dask.from_pandas(frame, npartitions=3).to_parquet(tmp_path / "folder.parquet")
-    B = session.load_matrix(tmp_path / "folder.parquet")
+    B = als.load_matrix(tmp_path / "folder.parquet")
     assert list(B.columns) == list("uvwxy")
     np.testing.assert_array_equal(B.fetch(), A)
 
 
-def test_selected_rows_and_columns_in_every_notation(
-    session: AlchemistSession, tmp_path: Path
-) -> None:
+def test_selected_rows_and_columns_in_every_notation(als: AlchemistSession, tmp_path: Path) -> None:
     names = ["u", "v", "w", "x", "y"]
-    session.send_matrix(A).save(tmp_path / "a.csv", columns=names)
-    session.send_matrix(A).save(tmp_path / "a.parquet", columns=names)
+    als.send_matrix(A).save(tmp_path / "a.csv", columns=names)
+    als.send_matrix(A).save(tmp_path / "a.parquet", columns=names)
     mask = A[:, 0] > 0
     rows: list[Any] = [None, slice(3, 30, 4), slice(-5, None), 7, range(2, 9), [4, -1, 4], mask]
     columns: list[Any] = [None, slice(1, 3), ["y", "u"], "w", [0, 4], np.array([3])]
@@ -165,44 +162,44 @@ def test_selected_rows_and_columns_in_every_notation(
         chosen = columns[i % len(columns)]
         index = [names.index(name) for name in chosen or ()] if i % 6 in (2, 3) else chosen
         path = tmp_path / ("a.csv" if i % 2 else "a.parquet")
-        B = session.load_matrix(path, columns=chosen, rows=some, dtype=np.complex128)
+        B = als.load_matrix(path, columns=chosen, rows=some, dtype=np.complex128)
         down = slice(None) if some is None else [some] if isinstance(some, int) else some
         across = slice(None) if index is None else index
         assert np.array_equal(B.fetch(), A[down][:, across]), (some, chosen)
         assert B.dtype == np.complex128
     for bad in ({"rows": "3"}, {"rows": [1.5]}, {"rows": slice("a")}, {"columns": [[1]]}):
         with pytest.raises(BadArgumentError, match=r"indices|integers"):
-            session.load_matrix(tmp_path / "a.csv", **bad)
+            als.load_matrix(tmp_path / "a.csv", **bad)
     with pytest.raises(BadArgumentError, match=r"rows= has 36 booleans, but .* has 37 rows"):
-        session.load_matrix(tmp_path / "a.csv", rows=mask[:-1])
+        als.load_matrix(tmp_path / "a.csv", rows=mask[:-1])
     for none in ({"rows": []}, {"columns": []}, {"rows": np.zeros(37, bool)}):
-        empty = session.load_matrix(tmp_path / "a.csv", **none)
+        empty = als.load_matrix(tmp_path / "a.csv", **none)
         assert empty.fetch().shape == ((37, 0) if "columns" in none else (0, 5))
 
 
 def test_an_hdf5_file_keeps_its_other_data_sets_if_asked(
-    session: AlchemistSession, tmp_path: Path
+    als: AlchemistSession, tmp_path: Path
 ) -> None:
     path = tmp_path / "all.h5"
-    B = session.send_matrix(A)
+    B = als.send_matrix(A)
     B.save(path, "first")
     B.save(path, "deep/second", append=True)
-    session.send_matrix(A.astype("complex64")).save(path, "first", append=True)
+    als.send_matrix(A.astype("complex64")).save(path, "first", append=True)
     with pytest.raises(BadArgumentError, match="2 data sets: choose one"):
-        session.load_matrix(path)
-    assert np.array_equal(session.load_matrix(path, "first").fetch(), A.astype("complex64"))
-    assert np.array_equal(session.load_matrix(path, dataset="deep/second").fetch(), A)
+        als.load_matrix(path)
+    assert np.array_equal(als.load_matrix(path, "first").fetch(), A.astype("complex64"))
+    assert np.array_equal(als.load_matrix(path, dataset="deep/second").fetch(), A)
     B.save(path)
-    assert np.array_equal(session.load_matrix(path).fetch(), A)
+    assert np.array_equal(als.load_matrix(path).fetch(), A)
 
 
 def test_an_error_names_file_and_rank_and_leaves_nothing(
-    session: AlchemistSession, tmp_path: Path
+    als: AlchemistSession, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "cut.npy", A)
     os.truncate(tmp_path / "cut.npy", 500)
     (tmp_path / "words.csv").write_text("1,2\n3,four\n")
-    before = session.list_matrices()
+    before = als.list_matrices()
     for name, kind, words in (
         ("none.npy", FileError, "No such file"),
         ("cut.npy", FileError, "truncated"),
@@ -210,26 +207,26 @@ def test_an_error_names_file_and_rank_and_leaves_nothing(
     ):
         path = tmp_path / name
         with pytest.raises(kind, match=words) as caught:
-            session.load_matrix(path)
+            als.load_matrix(path)
         assert str(path) in str(caught.value)
         rank = 1 if name == "words.csv" else 0  # each line was another rank's to read
         assert caught.value.rank == rank
         assert str(caught.value).endswith(f"(rank {rank})")
         assert caught.value.facts["path"] == str(path)
-    assert len(session.list_matrices()) == len(before)
+    assert len(als.list_matrices()) == len(before)
     with pytest.raises(DtypeError, match="is not a dtype"):
-        session.load_matrix(path, dtype="number")
+        als.load_matrix(path, dtype="number")
     with pytest.raises(BadArgumentError, match="not a path"):
-        session.load_matrix(3)
-    assert session.send_matrix(A).fetch().shape == A.shape  # the gang goes on
+        als.load_matrix(3)
+    assert als.send_matrix(A).fetch().shape == A.shape  # the gang goes on
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read(session: AlchemistSession, tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read(als: AlchemistSession, tmp_path: Path) -> None:
     np.save(tmp_path / "mine.npy", A)
     (tmp_path / "mine.npy").chmod(0)
     with pytest.raises(FileError, match="Permission denied"):
-        session.load_matrix(tmp_path / "mine.npy")
+        als.load_matrix(tmp_path / "mine.npy")
 
 
 def break_writes(comm: Any, blow: str) -> None:
@@ -264,7 +261,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_old_file(
 
 
 def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
-    session: AlchemistSession, tmp_path: Path
+    als: AlchemistSession, tmp_path: Path
 ) -> None:
     matrices = {
         "tall": (A, "VC_STAR"),
@@ -273,10 +270,10 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
         "field": (np.arange(60.0).reshape(5, 4, 3), "VC_STAR"),
     }
     for name, (array, layout) in matrices.items():
-        session.send_matrix(array, layout=layout, name=name)
-    twice = session.load_library("linalg").scale(session.matrix("tall"), 2.0)
-    session.checkpoint(tmp_path / "all")
-    session.checkpoint(tmp_path / "all")  # a new one takes its place
+        als.send_matrix(array, layout=layout, name=name)
+    twice = als.load_library("linalg").scale(als.matrix("tall"), 2.0)
+    als.checkpoint(tmp_path / "all")
+    als.checkpoint(tmp_path / "all")  # a new one takes its place
     assert hidden(tmp_path) == []
     for workers in (3, None):
         with AlchemistSession.restore(tmp_path / "all", workers) as other:
@@ -292,10 +289,10 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
             assert tall["was"]["from"] == "array"
             assert scaled["was"]["routine"] == "scale"
     with pytest.raises(MatrixNotFoundError, match="'wide'; names of matrices: field, ints"):
-        session.matrix("wide")
-    session.send_matrix(A, name="ints")
+        als.matrix("wide")
+    als.send_matrix(A, name="ints")
     with pytest.raises(MatrixError, match="2 matrices have the name 'ints'"):
-        session.matrix("ints")
+        als.matrix("ints")
 
 
 def test_a_checkpoint_that_fails_leaves_the_old_one(
@@ -318,9 +315,9 @@ def test_a_checkpoint_that_fails_leaves_the_old_one(
     assert np.array_equal(B.fetch(), A)
 
 
-def test_an_invalid_checkpoint_is_not_restored(session: AlchemistSession, tmp_path: Path) -> None:
-    session.send_matrix(A, name="A")
-    session.checkpoint(tmp_path / "all")
+def test_an_invalid_checkpoint_is_not_restored(als: AlchemistSession, tmp_path: Path) -> None:
+    als.send_matrix(A, name="A")
+    als.checkpoint(tmp_path / "all")
     told = json.loads((tmp_path / "all" / "manifest.json").read_text())
     (tmp_path / "later").mkdir()
     later = json.dumps({**told, "version": checkpoints.CHECKPOINT_VERSION + 1})

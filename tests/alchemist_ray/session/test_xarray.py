@@ -16,6 +16,7 @@ pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[xarray]")
 xr = pytest.importorskip("xarray", reason="needs alchemist-on-ray[xarray]")
 h5netcdf = pytest.importorskip("h5netcdf", reason="needs alchemist-on-ray[xarray]")
 
+WORKERS = 2
 COORDS = {
     "time": pd.date_range("2000-01-01", periods=48, freq="MS"),
     "lat": np.linspace(-75.0, 75, 6),
@@ -44,17 +45,15 @@ WORK: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_arithmetic_stays_on_the_ranks(
-    session: AlchemistSession, work: Callable[[Any], Any]
-) -> None:
+def test_arithmetic_stays_on_the_ranks(als: AlchemistSession, work: Callable[[Any], Any]) -> None:
     there = xr.DataArray(x, dims=tuple(COORDS), coords=COORDS)
-    found, expected = work(there.copy(data=session.send_matrix(x))), work(there)
+    found, expected = work(there.copy(data=als.send_matrix(x))), work(there)
     assert isinstance(found.data, Handle)
     xr.testing.assert_allclose(found.copy(data=np.asarray(found.data)), expected)
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_a_dataset_of_handles(session: AlchemistSession, tmp_path: Path, suffix: str) -> None:
+def test_a_dataset_of_handles(als: AlchemistSession, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"climate{suffix}"
     sst = xr.DataArray(x, dims=tuple(COORDS), coords=COORDS, attrs={"units": "K"})
     written = xr.Dataset(
@@ -71,9 +70,9 @@ def test_a_dataset_of_handles(session: AlchemistSession, tmp_path: Path, suffix:
         expected = xr.open_dataset(path, engine="zarr", consolidated=False).load()
     if suffix == ".nc":
         with pytest.warns(UserWarning, match=r"leaves out 'name' \(.*\): a handle has numbers"):
-            found = session.open_dataset(path)
+            found = als.open_dataset(path)
     else:
-        found = session.open_dataset(path)
+        found = als.open_dataset(path)
     assert sorted(found.data_vars) == ["depth", "packed", "sst"]
     assert (found.attrs, found.sst.attrs) == ({"title": "made"}, {"units": "K"})
     for name in found.data_vars:
@@ -81,12 +80,12 @@ def test_a_dataset_of_handles(session: AlchemistSession, tmp_path: Path, suffix:
         fetched = found[name].copy(data=np.asarray(found[name].data))
         xr.testing.assert_allclose(fetched, expected[name])
     assert found.sst.dtype == expected.sst.dtype
-    one = session.load_matrix(path, variable="sst")
+    one = als.load_matrix(path, variable="sst")
     np.testing.assert_array_equal(one.fetch(), x)
     with pytest.raises(BadArgumentError, match=r"no variable of numbers 'ice'; it has .*sst"):
-        session.open_dataset(path, ["ice"])
+        als.open_dataset(path, ["ice"])
     with pytest.raises(FileError, match="ice"):
-        session.load_matrix(path, variable="ice")
+        als.load_matrix(path, variable="ice")
     if suffix == ".nc":
         with pytest.raises(BadArgumentError, match="read, and not written"):
             one.save(tmp_path / "b.nc")
@@ -94,7 +93,7 @@ def test_a_dataset_of_handles(session: AlchemistSession, tmp_path: Path, suffix:
 
 @pytest.mark.filterwarnings("ignore:.*multiple fill values")
 def test_variables_have_the_values_and_dtypes_of_xarray(
-    session: AlchemistSession, tmp_path: Path
+    als: AlchemistSession, tmp_path: Path
 ) -> None:
     path = tmp_path / "kinds.nc"
     stored: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
@@ -118,7 +117,7 @@ def test_variables_have_the_values_and_dtypes_of_xarray(
     with h5netcdf.File(path, "a") as file:
         for name, (values, attrs) in stored.items():
             file.create_variable(name, ("x",), data=values).attrs.update(attrs)
-    found = session.open_dataset(path)
+    found = als.open_dataset(path)
     with xr.open_dataset(path, engine="h5netcdf") as expected:
         assert set(found) == {*stored, "yes"}
         for name in found:
@@ -128,12 +127,12 @@ def test_variables_have_the_values_and_dtypes_of_xarray(
     (tmp_path / "text.nc").write_text("text")
     for other in ("text.nc", "missing.nc", "missing.zarr"):
         with pytest.raises(FileError, match=f"{other}: not a Dataset"):
-            session.open_dataset(tmp_path / other)
+            als.open_dataset(tmp_path / other)
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_coordinates_are_those_of_xarray(
-    session: AlchemistSession, tmp_path: Path, suffix: str
+    als: AlchemistSession, tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"packed{suffix}"
     lat = np.array([[50.0, 50.1, np.nan], [51.0, 51.1, 51.2]])
@@ -155,7 +154,7 @@ def test_coordinates_are_those_of_xarray(
     else:
         written.to_zarr(path, encoding=encoding, consolidated=False)
         opening = {"engine": "zarr", "consolidated": False}
-    found, expected = session.open_dataset(path), xr.open_dataset(path, **opening).load()
+    found, expected = als.open_dataset(path), xr.open_dataset(path, **opening).load()
     xr.testing.assert_identical(found.coords.to_dataset(), expected.coords.to_dataset())
     assert found.lat.encoding["scale_factor"] == 0.1
     np.testing.assert_array_equal(found.t.sel(x=10.5).as_numpy(), [1.0, 4.0])
@@ -164,7 +163,7 @@ def test_coordinates_are_those_of_xarray(
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
-def test_dates_and_groups(session: AlchemistSession, tmp_path: Path, suffix: str) -> None:
+def test_dates_and_groups(als: AlchemistSession, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"dated{suffix}"
     days = pd.to_datetime(["1900-01-01T00:00", "2020-02-29T12:00", None])
     written = xr.Dataset(
@@ -181,7 +180,7 @@ def test_dates_and_groups(session: AlchemistSession, tmp_path: Path, suffix: str
         written = written.drop_vars("name")
         written.to_zarr(path, encoding=encoding, consolidated=False, group="inner")
         opening |= {"engine": "zarr", "consolidated": False}
-    found, expected = session.open_dataset(path, group="inner"), xr.open_dataset(path, **opening)
+    found, expected = als.open_dataset(path, group="inner"), xr.open_dataset(path, **opening)
     xr.testing.assert_identical(found.coords.to_dataset(), expected.coords.to_dataset().load())
     for name in written:
         A = found[name].data
@@ -192,7 +191,7 @@ def test_dates_and_groups(session: AlchemistSession, tmp_path: Path, suffix: str
     assert (found.whole - found.floats).isel(x=1).data.item() == 0
     assert found.whole.max().data.dtype == expected.whole.dtype
     with pytest.raises(FileError, match="has no group 'outer'"):
-        session.open_dataset(path, group="outer")
+        als.open_dataset(path, group="outer")
 
 
 DECODING: list[dict[str, Any]] = [
@@ -204,7 +203,7 @@ DECODING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("decoding", DECODING, ids=lambda given: " ".join(given) or "default")
 def test_times_and_packed_numbers_are_decoded_as_xarray_does(
-    session: AlchemistSession, tmp_path: Path, decoding: dict[str, Any]
+    als: AlchemistSession, tmp_path: Path, decoding: dict[str, Any]
 ) -> None:
     """Also missing integers of durations: by default xarray shows the least int64 for them."""
     path = tmp_path / "units.nc"
@@ -217,7 +216,7 @@ def test_times_and_packed_numbers_are_decoded_as_xarray_does(
     packed = {"scale_factor": 0.5, "add_offset": 1.0, "_FillValue": np.int16(100)}
     made["packed"] = "x", values.astype("i2"), packed
     xr.Dataset(made, coords={"step": made["days4i4"]}).to_netcdf(path, engine="h5netcdf")
-    found = session.open_dataset(path, **decoding)
+    found = als.open_dataset(path, **decoding)
     durations = {"decode_timedelta": False} | decoding
     with xr.open_dataset(path, engine="h5netcdf", **durations) as expected:
         assert set(found.variables) == set(expected.variables)
@@ -226,14 +225,14 @@ def test_times_and_packed_numbers_are_decoded_as_xarray_does(
             np.testing.assert_array_equal(np.asarray(one.data), expected[name], err_msg=str(name))
 
 
-def test_keywords_that_have_no_meaning_here_are_named(session: AlchemistSession) -> None:
+def test_keywords_that_have_no_meaning_here_are_named(als: AlchemistSession) -> None:
     with pytest.raises(BadArgumentError, match=r"use_cftime=True .* decode_times=False"):
-        session.open_dataset("a.nc", use_cftime=True)
+        als.open_dataset("a.nc", use_cftime=True)
     with pytest.raises(BadArgumentError, match=r"open_dataset has no chunks=: it has decode_times"):
-        session.open_dataset("a.nc", chunks={})
+        als.open_dataset("a.nc", chunks={})
 
 
-def test_what_no_handle_can_be_is_named(session: AlchemistSession, tmp_path: Path) -> None:
+def test_what_no_handle_can_be_is_named(als: AlchemistSession, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", reason="needs alchemist-on-ray[files]")
     path = tmp_path / "flags.zarr"
     group = zarr.open_group(path, mode="w", zarr_format=2)
@@ -242,21 +241,21 @@ def test_what_no_handle_can_be_is_named(session: AlchemistSession, tmp_path: Pat
         array.attrs["_ARRAY_DIMENSIONS"] = ["x"]
         array[:] = 1
     with pytest.warns(UserWarning, match=r"leaves out 'flag' \(object\).*dataset='flag'"):
-        assert list(session.open_dataset(path)) == ["v"]
+        assert list(als.open_dataset(path)) == ["v"]
     with pytest.raises(BadArgumentError, match=r"of numbers 'flag'; it has v; load_matrix\(path"):
-        session.open_dataset(path, ["flag"])
-    assert session.load_matrix(path, dataset="flag").dtype == bool
+        als.open_dataset(path, ["flag"])
+    assert als.load_matrix(path, dataset="flag").dtype == bool
     times = xr.Dataset({"t": ("time", [1.0, 2.0])}, coords={"time": [0.0, 1.0]})
     times.time.attrs.update(units="months since 1900-01-01", calendar="360_days_in_a_year")
     times.to_netcdf(tmp_path / "times.nc", engine="h5netcdf")
     with pytest.raises(FileError, match=r"times.nc cannot be decoded: .* variable 'time'"):
-        session.open_dataset(tmp_path / "times.nc")
+        als.open_dataset(tmp_path / "times.nc")
 
 
-def test_points_and_idxmax_have_alternatives(session: AlchemistSession) -> None:
+def test_points_and_idxmax_have_alternatives(als: AlchemistSession) -> None:
     """xarray refuses lists of points of every array of the standard's namespace."""
     there = xr.DataArray(x, dims=tuple(COORDS), coords=COORDS)
-    d = there.copy(data=session.send_matrix(x))
+    d = there.copy(data=als.send_matrix(x))
     points = {name: xr.DataArray([0, 1], dims="point") for name in ("lat", "lon")}
     for work in (lambda: d.isel(points), lambda: d.idxmax("lat")):
         with pytest.raises(TypeError, match="Vectorized indexing is not supported"):

@@ -22,6 +22,7 @@ from tests.support.traces import memory
 
 h5py = pytest.importorskip("h5py", reason="needs the extra 'files'")
 
+WORKERS = 2
 A = np.random.default_rng(3).standard_normal((100, 7))
 
 
@@ -35,36 +36,36 @@ def blocks(*heights: int) -> Iterator[np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("layout", ["VC_STAR", "MC_MR", "STAR_STAR"])
 @pytest.mark.parametrize("heights", [(100,), (1,) * 100, (60, 0, 1, 39)])
 def test_blocks_of_any_height_make_the_matrix(
-    session: AlchemistSession, layout: str, heights: tuple[int, ...]
+    als: AlchemistSession, layout: str, heights: tuple[int, ...]
 ) -> None:
-    B = session.send_blocks(blocks(*heights), shape=A.shape, layout=layout, name="B")
+    B = als.send_blocks(blocks(*heights), shape=A.shape, layout=layout, name="B")
     assert (B.name, B.layout) == ("B", layout)
     assert np.array_equal(B.fetch(), A)
 
 
 def test_blocks_are_lists_rows_other_dtypes_and_made_of_other_matrices(
-    session: AlchemistSession, capsys: pytest.CaptureFixture[str]
+    als: AlchemistSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    B = session.send_matrix(A)
+    B = als.send_matrix(A)
     made = (B.fetch(rows=slice(i, i + 10)).astype("float32") for i in range(0, 100, 10))
-    C = session.send_blocks(made, shape=A.shape, dtype="complex128", print_times=True)
+    C = als.send_blocks(made, shape=A.shape, dtype="complex128", print_times=True)
     assert np.array_equal(C.fetch(), A.astype("float32"))
     assert "Data transfer times" in capsys.readouterr().out
-    D = session.send_blocks([[1, 2], [[3, 4], [5, 6]]], shape=(3, 2), dtype="int64")
+    D = als.send_blocks([[1, 2], [[3, 4], [5, 6]]], shape=(3, 2), dtype="int64")
     assert D.fetch().tolist() == [[1, 2], [3, 4], [5, 6]]
-    E = session.send_blocks([[1.0, 2.0], [3.0]], shape=(3, 1))
+    E = als.send_blocks([[1.0, 2.0], [3.0]], shape=(3, 1))
     assert E.fetch().ravel().tolist() == [1, 2, 3]
-    F = session.send_blocks([[1.0, 2.0], [3.0]], shape=(3,))
+    F = als.send_blocks([[1.0, 2.0], [3.0]], shape=(3,))
     assert (F.shape, F.fetch().tolist()) == ((3,), [1, 2, 3])
-    G = session.send_blocks([[[True, False]], [[False, True]]], shape=(2, 2), dtype="bool")
+    G = als.send_blocks([[[True, False]], [[False, True]]], shape=(2, 2), dtype="bool")
     assert G.fetch().tolist() == [[True, False], [False, True]]
     cube = np.arange(24.0).reshape(4, 3, 2)
-    H = session.send_blocks([cube[:1], cube[1], cube[2:]], shape=cube.shape)
+    H = als.send_blocks([cube[:1], cube[1], cube[2:]], shape=cube.shape)
     np.testing.assert_array_equal(H.fetch(), cube)
     with pytest.raises(ShapeError, match=r"block 1 \(row 3\).*rows must have shape \(3, 2\)"):
-        session.send_blocks([cube[:3], cube[3:].reshape(1, 6)], shape=cube.shape)
+        als.send_blocks([cube[:3], cube[3:].reshape(1, 6)], shape=cube.shape)
     for shape in ((0, 2), (2, 0), (0,), (0, 3, 2)):
-        assert session.send_blocks([], shape=shape).fetch().shape == shape
+        assert als.send_blocks([], shape=shape).fetch().shape == shape
 
 
 def broken() -> Iterator[np.ndarray[Any, Any]]:
@@ -89,57 +90,57 @@ def broken() -> Iterator[np.ndarray[Any, Any]]:
     ],
 )
 def test_blocks_that_do_not_fit_leave_nothing(
-    session: AlchemistSession, source: Callable[[], Any], kind: type[Exception], words: str
+    als: AlchemistSession, source: Callable[[], Any], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        session.send_blocks(source(), shape=A.shape)
-    assert session.list_matrices() == []
-    assert np.array_equal(session.send_matrix(A).fetch(), A)
+        als.send_blocks(source(), shape=A.shape)
+    assert als.list_matrices() == []
+    assert np.array_equal(als.send_matrix(A).fetch(), A)
 
 
-def test_shape_and_dtype_are_checked_first(session: AlchemistSession) -> None:
-    refused(session, blocks(100), DtypeError, "send_blocks takes an iterator")
+def test_shape_and_dtype_are_checked_first(als: AlchemistSession) -> None:
+    refused(als, blocks(100), DtypeError, "send_blocks takes an iterator")
     for shape in (3, (), (-1, 2), (2,) * 9, (2.5, 1), None):
         with pytest.raises(ShapeError, match="shape="):
-            session.send_blocks([], shape=shape)
+            als.send_blocks([], shape=shape)
     for dtype in ("longdouble", "number", object):
         with pytest.raises(DtypeError):
-            session.send_blocks([], shape=(3, 3), dtype=dtype)
+            als.send_blocks([], shape=(3, 3), dtype=dtype)
 
 
 def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
-    session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    als: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zarr = pytest.importorskip("zarr")
     monkeypatch.setattr("alchemist_ray.transfer.sources.READ_NBYTES", 500)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         packed = file.create_dataset("packed", data=A, chunks=(13, 4), compression="gzip")
-        C = session.send_matrix(packed, layout="MR_MC")
+        C = als.send_matrix(packed, layout="MR_MC")
         assert np.array_equal(C.fetch(), A)
         line = file.create_dataset("line", data=A[:, 0].astype("f2"))
-        B = session.send_matrix(line, dtype="float32", name="B")
+        B = als.send_matrix(line, dtype="float32", name="B")
         assert B.shape == (100,)
         assert np.array_equal(B.fetch(), A[:, 0].astype("f2"))
-        empty = session.send_matrix(file.create_dataset("empty", data=np.zeros((0, 3), bool)))
+        empty = als.send_matrix(file.create_dataset("empty", data=np.zeros((0, 3), bool)))
         assert (empty.shape, empty.dtype) == ((0, 3), np.bool_)
         cube = np.arange(5 * 4 * 3.0).reshape(5, 4, 3)
         field = file.create_dataset("field", data=cube, chunks=(2, 2, 3))
-        assert np.array_equal(session.send_matrix(field).fetch(), cube)
+        assert np.array_equal(als.send_matrix(field).fetch(), cube)
         for bad, kind in ((np.zeros((1,) * 9), ShapeError), (["a"], DtypeError)):
-            refused(session, file.create_dataset(kind.__name__, data=bad), kind)
-        refused(session, file, DtypeError, "is a group, not an array")
+            refused(als, file.create_dataset(kind.__name__, data=bad), kind)
+        refused(als, file, DtypeError, "is a group, not an array")
     stored = zarr.create_array(str(tmp_path / "a.zarr"), data=A, chunks=(30, 3), shards=(30, 6))
-    Z = session.send_matrix(stored)
+    Z = als.send_matrix(stored)
     assert np.array_equal(Z.fetch(), A)
     for chunk in (tmp_path / "a.zarr" / "c").rglob("*"):
         if chunk.is_file():
             chunk.write_bytes(b"")
-    refused(session, stored, FileError, "cannot be read")
+    refused(als, stored, FileError, "cannot be read")
     np.save(tmp_path / "a.npy", A)
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
-    M = session.send_matrix(mapped)
+    M = als.send_matrix(mapped)
     assert np.array_equal(M.fetch(), A)
-    connection = session.connection
+    connection = als.connection
     ids = [handle.id for handle in (C, B, Z, M)]
     sources = connection.request({"op": "sources", "matrices": ids})["sources"]
     assert [source["from"] for source in sources] == ["h5py", "h5py", "zarr", "array"]
@@ -160,16 +161,16 @@ def test_pieces_of_arrays_on_disk_are_whole_chunks_and_cover_all(
 
 
 def test_tall_chunks_are_read_some_columns_at_a_time(
-    session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    als: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "READ_NBYTES", 600)
     with h5py.File(tmp_path / "tall.h5", "w") as file:
         tall = file.create_dataset("tall", data=A, chunks=(len(A), 1))
         assert max(A[piece].nbytes for piece in sources.pieces(tall, A.shape, 600)) == 800
-        assert np.array_equal(session.send_matrix(tall, dtype="float32").fetch(), A.astype("f4"))
+        assert np.array_equal(als.send_matrix(tall, dtype="float32").fetch(), A.astype("f4"))
 
 
-def test_a_large_matrix_needs_little_memory_here(session: AlchemistSession) -> None:
+def test_a_large_matrix_needs_little_memory_here(als: AlchemistSession) -> None:
     """200 MB in blocks of 4 MB."""
     m, n, height = 50_000, 500, 1000
     used: list[int] = []
@@ -181,7 +182,7 @@ def test_a_large_matrix_needs_little_memory_here(session: AlchemistSession) -> N
             store.append(ray.available_resources().get("object_store_memory", 0.0))
             yield np.full((height, n), float(start))
 
-    B = session.send_blocks(made(), shape=(m, n))
+    B = als.send_blocks(made(), shape=(m, n))
     assert B.nbytes == 200_000_000
     assert max(used) - used[0] < 48 << 20
     assert store[0] - min(store) < 20 << 20  # more, if objects of an earlier test went
