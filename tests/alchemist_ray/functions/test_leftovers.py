@@ -123,9 +123,9 @@ def exchanged(comm: Any) -> list[Any]:
 EXPECTED = [["fresh", [2.0, 2.0], 2] * 2 + ["raised"]] * 2
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def session(cluster: str) -> Iterator[AlchemistSession]:
-    """A gang whose calls end when they hang."""
+    """A gang whose calls end when they hang. What any test leaves reaches the others, if it can."""
     with AlchemistSession(2, stuck_timeout_s=LIMIT_S, progress=False) as opened:
         yield opened
 
