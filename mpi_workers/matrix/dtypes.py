@@ -120,8 +120,7 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bo
     if not array.size or not narrows(array.dtype, dtype):
         return
     if is_time(dtype):
-        back = array.astype(dtype).astype(array.dtype)
-        if len(lost := array[(back != array) & ~np.isnat(array)]):
+        if len(lost := _lost_times(array.ravel(), dtype)):
             raise ValueError(
                 f"{what} has the element {lost[0]}, which {dtype} cannot hold: choose another unit"
             )
@@ -144,6 +143,18 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bo
         for value in (part.min(initial=0).item(), part.max(initial=0).item()):
             if abs(value) > most:
                 raise _out_of_range(what, float(value), dtype)
+
+
+def _lost_times(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Dates or durations that a dtype of another unit does not hold; not always all of them."""
+    try:
+        back = array.astype(dtype).astype(array.dtype)
+    except OverflowError:  # of NumPy 2.5, which does not tell the element
+        if array.size == 1:
+            return array
+        halves = np.array_split(array, 2)
+        return next((lost for half in halves if len(lost := _lost_times(half, dtype))), array[:0])
+    return array[(back != array) & ~np.isnat(array)]
 
 
 def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:

@@ -183,7 +183,7 @@ ON_CLIENTS = ("alchemist_ray", "alchemist_ray.session.alchemist_session",
 
 def test_a_session_imports_with_numpy_and_msgpack_alone() -> None:
     program = (
-        "import importlib, sys\n"
+        "import asyncio, importlib, sys\n"  # asyncio needs some of these names on this system
         f"sys.modules.update(dict.fromkeys({[*NOT_ON_CLIENTS, 'cloudpickle']}))\n"
         f"for module, names in {POSIX_NAMES}.items():\n"
         "    for name in names.split():\n"

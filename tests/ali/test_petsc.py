@@ -54,12 +54,14 @@ TWICE = sp.csr_array(  # each element of P in two, from the last column on
 WIDE = sp.csr_array((np.ones(1), (np.array([2]), np.array([2**31 + 3]))), shape=(3, 2**31 + 8))
 NOTHING = sp.csr_array((0, 0))
 # Pivots of 1e-13: without pivoting a factorization loses the digits.
-TINY = sp.csr_array(sp.block_diag([[[1e-13 * k, k], [k, 1.0]] for k in (1.0, 2.0, 3.0, 4.0, 5.0)]))
+TINY = sp.block_diag(
+    [sp.csr_array([[1e-13 * k, k], [k, 1.0]]) for k in (1.0, 2.0, 3.0, 4.0, 5.0)], format="csr"
+)
 RANK_1 = sp.csr_array(np.outer(np.arange(1.0, 9), np.ones(5)))
 MASS = sp.diags_array(np.arange(1.0, 26), format="csr")
 W = np.linalg.eigvalsh(P.toarray())
 GENERAL = np.sort(np.linalg.eigvals(np.diag(1 / np.arange(1.0, 26)) @ P.toarray()).real)
-ROUND = sp.block_diag([[[0.0, k], [-k, 0.0]] for k in (1.0, 2.0, 3.0)], format="csr")
+ROUND = sp.block_diag([sp.csr_array([[0.0, k], [-k, 0.0]]) for k in (1.0, 2.0, 3.0)], format="csr")
 
 needs_petsc = pytest.mark.skipif(
     importlib.util.find_spec("petsc4py") is None, reason="PETSc is not installed: make petsc"

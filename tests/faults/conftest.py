@@ -184,8 +184,8 @@ class Call:
         return self._thread.is_alive()
 
     def outcome(self, since: float, limit_s: float = 20.0) -> Outcome:
-        self._thread.join(limit_s)
-        assert not self._thread.is_alive(), f"the call did not end in {limit_s} s"
+        ended = traces.wait_until(lambda: not self.under_way, limit_s)
+        assert ended is not None, f"the call did not end in {limit_s} s"
         self._outcome.seconds = self._ended - since
         return self._outcome
 
