@@ -28,8 +28,6 @@ from alchemist_ray.errors import (
     ShapeError,
 )
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
-
 A = np.arange(12.0).reshape(3, 4)
 NAN = math.nan
 Wrong = tuple[Callable[..., Any], type[Exception], str]

@@ -167,7 +167,6 @@ CELLS = (
 )
 
 
-@pytest.mark.timeout(240)
 def test_interrupt_and_restart_of_a_kernel(cluster: str) -> None:
     notebook = Notebook(cluster)
     try:

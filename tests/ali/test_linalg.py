@@ -251,7 +251,6 @@ SHARES = 6.0  # matrices, of which a rank holds its part
 BUFFERS = 6  # of 128 columns of the whole matrix, which count less the larger it is, and MPI's own
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "routine", ["eigh", "svd", "qr", "polar", "lstsq", "pinv", "solve", "det", "ridge", "gram"]
 )

@@ -24,8 +24,6 @@ ROUTINES = [(library, name) for library in LIBRARIES for name in NAMES[library]]
 STATED = r"Error: (\d[\d.]*) (eps|tol|times)\b.* Peak memory: (\d+\.\d) times arguments and results"
 LOOSE = 10.0  # a docstring that states more than this times what was measured says nothing
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def stated(library: str, name: str) -> tuple[float, str, float]:
     """Error, its unit, and peak memory in a docstring."""

@@ -13,7 +13,6 @@ pytest.importorskip("torch", reason="needs torch")
 PATHS = os.pathsep.join(map(os.path.abspath, sys.path))
 
 
-@pytest.mark.timeout(200)
 def test_all_paths_are_right_and_all_rows_are_measured() -> None:
     options = ["--device", "cpu", "--sizes", "128", "256"]
     said = commands.output(

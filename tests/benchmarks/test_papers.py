@@ -176,7 +176,6 @@ def test_each_factor_of_a_send_is_compared_in_all_settings_of_the_others(
 
 
 @pytest.mark.root
-@pytest.mark.timeout(200)
 @pytest.mark.skipif(links.missing() is not None, reason=str(links.missing()))
 def test_links_have_their_rate_and_delay_and_hide_what_they_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,7 +224,6 @@ def test_spark_is_compared_by_the_same_method_in_each_turn() -> None:
     assert svd_scaling._factors(found, "Gram matrix") == [6.0, 8.0]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(spark.missing(Setting()) is not None, reason=str(spark.missing(Setting())))
 def test_spark_computes_when_it_is_asked_and_goes_on_after_a_run_that_took_too_long() -> None:
     with spark.Asked(Setting(), "svd", 200, 30, 5, native=False, limit_s=60) as program:

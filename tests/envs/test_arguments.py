@@ -15,8 +15,6 @@ from alchemist_ray.errors import BadArgumentError, ResourceError
 from envs import EnvConfigError, EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
 from tests.envs.conftest import CONFIG
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
-
 NAN = math.nan
 KEYS: list[tuple[dict[str, Any], str]] = [
     ({"worker": 2}, r"key 'worker' \(did you mean 'num_workers'\?\)\. Keys: "),

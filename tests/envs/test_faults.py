@@ -26,7 +26,6 @@ from envs import (
 )
 from tests.support import traces
 
-pytestmark = [pytest.mark.timeout(100, func_only=True)]
 PENDULUM = Path(__file__).with_name("pendulum.py")
 NEWS_S = 2.0
 RESTART_S = 3.0

@@ -32,7 +32,6 @@ from tests.envs.test_faults import pids, pids_of, simulations
 from tests.support import commands, traces
 from tests.support.traces import within
 
-pytestmark = [pytest.mark.timeout(100, func_only=True)]
 ACTION = np.array([0.1], np.float32)
 
 

@@ -27,7 +27,6 @@ raise SystemExit(train.main())
 
 
 @needs_compiler
-@pytest.mark.timeout(240)
 def test_it_trains_compares_and_draws(cluster: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "--minutes", "0.05", "--gangs", "1"]
     command += ["--out", str(tmp_path / "out"), "--address", cluster]

@@ -22,8 +22,6 @@ da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
 
 from ray.util.dask import ray_dask_get  # noqa: E402
 
-pytestmark = pytest.mark.timeout(100, func_only=True)
-
 META = np.empty((0, 0))  # else dask calls a function here to see what it returns
 
 
@@ -128,7 +126,6 @@ _LARGE = """
 """
 
 
-@pytest.mark.timeout(150, func_only=True)
 def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: Any) -> None:
     """Four times the store: nothing is spilled to disk, and this process never holds all of it."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="al-") as folder:

@@ -46,8 +46,6 @@ from tests.support import traces
 
 __all__ = ["tall"]  # a fixture
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
-
 
 def on_hosts(test: Any) -> Any:
     for mark in needs_hosts(150):
@@ -206,7 +204,6 @@ def test_ctrl_c_behind_a_gateway(
 # --- rebuilt after a lost node ---
 
 
-@pytest.mark.timeout(150)
 def test_the_copy_is_made_again_from_the_other_gang(gang: Gang) -> None:
     x = np.random.default_rng(4).random((400, 30))
     A = gang.session.send_matrix(x)

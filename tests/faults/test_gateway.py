@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from tests.support import traces
 
 AGAIN_LIMIT_S = 45.0  # from the death of the gateway until a client's command is answered
 ENDED_LIMIT_S = 20.0
-
-pytestmark = pytest.mark.timeout(150, func_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +50,9 @@ def test_a_killed_gateway_starts_again_and_named_gangs_go_on(there: dict[str, st
         rank = private.list_workers()[0].pid
         killed = gateway_pid()
         os.kill(killed, signal.SIGKILL)
-        begun = time.monotonic()
+        begun = traces.clock()
         assert np.array_equal(named.matrix("A").fetch(), MATRIX)
-        spent = time.monotonic() - begun
+        spent = traces.clock() - begun
         assert spent < AGAIN_LIMIT_S
         assert gateway_pid() != killed
         with pytest.raises(AlchemistError):

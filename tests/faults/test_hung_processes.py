@@ -16,8 +16,6 @@ from alchemist_ray.ray_access import catalogue, ray_gangs
 from tests.faults.conftest import Gang, agent_pids, left, pid_of, variables
 from tests.support import commands, traces
 
-pytestmark = pytest.mark.timeout(100, func_only=True)
-
 FROZEN = """
     import os, signal, ray
     ray.init(address={address!r}, log_to_driver=False)

@@ -28,7 +28,7 @@ from tests.support.build import needs_compiler, shared_object
 from tests.support.suite import part
 from tests.support.traces import within
 
-pytestmark = [needs_compiler, pytest.mark.timeout(120, func_only=True)]
+pytestmark = needs_compiler
 
 CALLS = (
     *("Allreduce", "Bcast", "Recv", "Wait", "Waitall", "Barrier", "Probe", "Win_fence"),

@@ -31,8 +31,6 @@ from tests.faults.conftest import (
 from tests.faults.named.named_gangs import Program
 from tests.support import traces
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
-
 PROGRAM = """
 als = AlchemistSession(2)
 lib = als.load_library("breaking", {library!r})

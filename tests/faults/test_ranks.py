@@ -27,8 +27,6 @@ from tests.support import traces
 from tests.support.build import library
 from tests.support.traces import listening_ports
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
-
 
 @pytest.mark.cell("rank", "in a call", "private", "renewed")
 def test_a_call_through_ray_fails_with_a_killed_rank(gang: Gang) -> None:

@@ -36,7 +36,6 @@ from tests.support import traces
 from tests.support.build import needs_compiler, shared_object
 from tests.support.suite import scaled
 
-pytestmark = pytest.mark.timeout(100, func_only=True)
 X = np.random.default_rng(0).random((300, 40))
 
 
@@ -265,14 +264,14 @@ def test_native_code_that_computes_on_without_mpi_is_ended(
             Path(file).write_text("cleaned up")
 
     A, file = als.send_matrix(X), tmp_path / "file"
-    begun = time.monotonic()
+    begun = traces.clock()
     for seconds in (0.0, 300.0):
         with pytest.raises(RoutineError, match="rank 1: ValueError: Unknown command bogus"):
             als.run(careless, seconds, str(file))
         assert als.run(lambda comm: comm.allreduce(1)) == 2
         assert file.exists() == (seconds == 0.0), "Python cleans up, native code does not go on"
         file.unlink(missing_ok=True)
-    assert time.monotonic() - begun < 30  # 8 s; stuck_timeout_s is 30
+    assert traces.clock() - begun < 30  # 8 s; stuck_timeout_s is 30
     np.testing.assert_array_equal(A.fetch(), X)
 
 
@@ -480,7 +479,7 @@ def lose(comm: Any, A: Any) -> None:
     os._exit(3)
 
 
-@pytest.mark.timeout(scaled(100, 7200), func_only=True)
+@pytest.mark.timeout(scaled(300, 7200), func_only=True)
 def test_random_programs_with_crashes_give_what_numpy_gives(als: AlchemistSession) -> None:
     other = Attached.remote()  # type: ignore[attr-defined]
     for seed in range(scaled(4, 500)):
@@ -494,7 +493,7 @@ def test_random_programs_with_crashes_give_what_numpy_gives(als: AlchemistSessio
         program.check()
 
 
-@pytest.mark.timeout(scaled(100, 7200), func_only=True)
+@pytest.mark.timeout(scaled(300, 7200), func_only=True)
 def test_many_crashes_leave_nothing(als: AlchemistSession) -> None:
     A = als.send_matrix(X)
 

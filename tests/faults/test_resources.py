@@ -30,9 +30,6 @@ from tests.faults.conftest import (
 )
 from tests.support import traces
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
-
-
 # --- CPUs ---
 
 

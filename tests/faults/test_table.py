@@ -38,7 +38,6 @@ from tests.support import traces
 
 __all__ = ["tall"]  # a fixture
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
 
 RANK = {"idle": 1, "in a call": 0, "others wait": 1, "sending": 1, "fetching": -1}  # of the gang
 

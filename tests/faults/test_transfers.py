@@ -33,8 +33,6 @@ from tests.faults.conftest import (
 )
 from tests.support import traces
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
-
 TALL = (400_000, 100)  # 320 MB: several panels of a transfer
 
 

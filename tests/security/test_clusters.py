@@ -36,7 +36,6 @@ from alchemist_ray.errors import AuthError, SessionError
 from mpi_workers.node.processes import descendants
 from tests.support import commands, traces
 
-pytestmark = pytest.mark.timeout(200)
 ROOT = Path(__file__).parents[2]
 STRANGER = 65534  # nobody
 

@@ -55,7 +55,7 @@ ANSWERS = {
     },
 }  # fmt: skip
 
-pytestmark = pytest.mark.timeout(scaled(120, 7200), func_only=True)
+pytestmark = pytest.mark.timeout(scaled(300, 7200), func_only=True)
 
 
 class Echo:

@@ -40,7 +40,7 @@ WAIT_S = 10.0
 GROWTH_NBYTES = 96 << 20  # 96 MiB
 SESSION = {"role": "session", "where": "a test"}
 
-pytestmark = pytest.mark.timeout(scaled(120, 7200), func_only=True)
+pytestmark = pytest.mark.timeout(scaled(300, 7200), func_only=True)
 
 
 @pytest.fixture(scope="module")

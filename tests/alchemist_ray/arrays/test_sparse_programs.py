@@ -80,7 +80,7 @@ def same(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(*dense, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.timeout(scaled(120, 1800))
+@pytest.mark.timeout(scaled(300, 1800))
 @pytest.mark.parametrize("ranks", scaled([1, 3], [1, 2, 3, 4, 5]))
 def test_programs_give_what_scipy_gives(cluster: str, ranks: int) -> None:
     with AlchemistSession(ranks) as session:

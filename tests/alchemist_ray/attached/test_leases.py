@@ -197,7 +197,7 @@ def test_the_error_of_a_lost_gang_keeps_no_frames_alive(session: AlchemistSessio
     assert alive() is None
 
 
-@pytest.mark.timeout(scaled(120, 900))
+@pytest.mark.timeout(scaled(300, 900))
 def test_the_memory_of_the_group_manager_is_flat(session: AlchemistSession) -> None:
     """Over tells, whose answers piled up there, and over calls, whose records must end."""
     A = session.send_matrix(np.ones((4, 3)))

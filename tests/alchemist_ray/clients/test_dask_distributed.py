@@ -19,7 +19,6 @@ dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]"
 pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
 distributed = pytest.importorskip("distributed", reason="needs alchemist-on-ray[dask]")
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 
 X = np.random.default_rng(5).standard_normal((600, 40))
 META = np.empty((0, 0))  # else dask calls a function once to see what it returns

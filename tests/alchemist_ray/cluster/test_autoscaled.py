@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.alchemist_ray.cluster.autoscaled import AutoscaledCluster
 from tests.alchemist_ray.runtime.test_elastic import BEGIN, ran
 
@@ -46,7 +44,6 @@ print(json.dumps(told))
 )
 
 
-@pytest.mark.timeout(300)
 def test_a_gang_grows_and_shrinks_with_an_autoscaled_cluster() -> None:
     with AutoscaledCluster(head_cpus=2, nodes=1, node_cpus=2, idle_minutes=0.1) as cluster:
         told = ran(PROGRAM, cluster.address, **cluster.environment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,7 +58,6 @@ with nodes(4, 2, 1):
 )
 
 
-@pytest.mark.timeout(200)
 def test_a_gang_has_a_bundle_per_node() -> None:
     told = ran(NODES)
     assert told["packed"] == [[4, 4, 4, 4, 2, 2], [[2.0, 4.0]]]

@@ -84,7 +84,6 @@ PROGRAM = """
 """
 
 
-@pytest.mark.timeout(150)
 def test_ranks_see_the_gpus_that_ray_has_reserved_for_them() -> None:
     told = json.loads(commands.python(PROGRAM, code=0, limit_s=140.0).stdout.splitlines()[-1])
     one, other = told["one each"]
@@ -178,7 +177,6 @@ ON_DEVICE = """
 """
 
 
-@pytest.mark.timeout(150)
 def test_parts_cross_to_gpus_and_their_copies_are_kept_and_shown() -> None:
     pytest.importorskip("torch", reason="needs torch")
     told = json.loads(commands.python(ON_DEVICE, code=0, limit_s=140.0).stdout.splitlines()[-1])

@@ -48,7 +48,6 @@ with nodes(2, 2) as cluster:
 )
 
 
-@pytest.mark.timeout(200)
 def test_strategies_hold_on_present_and_added_nodes() -> None:
     told = ran(NODES, **{VARIABLE: "3x2"})
     assert len(set(told["apart"])) == 2, told["apart"]

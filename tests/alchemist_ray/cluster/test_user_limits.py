@@ -54,7 +54,6 @@ print(json.dumps(told))
 )
 
 
-@pytest.mark.timeout(200)
 def test_a_cluster_refuses_gangs_and_ranks_beyond_its_limits() -> None:
     told = ran(PROGRAM, **{GANGS_VARIABLE: "2", RANKS_VARIABLE: "3", BYTES_VARIABLE: "4500000"})
     assert "would have 4 ranks, more than the quota of this cluster, 3: end a gang" in told["ranks"]

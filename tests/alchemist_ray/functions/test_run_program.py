@@ -314,7 +314,6 @@ with nodes(2, 2), AlchemistSession(4, strategy="SPREAD") as als:
 """
 
 
-@pytest.mark.timeout(200)
 def test_a_program_runs_over_several_nodes(ring: Path) -> None:
     done = commands.python(BEGIN + TWO_NODES, ring, code=0, limit_s=185)
     assert "2 nodes" in done.stdout

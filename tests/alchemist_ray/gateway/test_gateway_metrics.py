@@ -13,7 +13,6 @@ from tests.alchemist_ray.measures.test_metrics import EXPORT_LIMIT_S, scraped, t
 from tests.support import traces
 
 
-@pytest.mark.timeout(150)
 def test_sessions_bytes_and_refusals_are_counted(
     gateway: GatewayInfo, tokens: TokenFile, cluster: str
 ) -> None:

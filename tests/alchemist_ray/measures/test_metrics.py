@@ -31,7 +31,6 @@ SIMULATOR = "measured_pendulum"  # other tests of this process use the library b
 SIMULATES = importlib.util.find_spec("gymnasium") is not None
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 EXPORT_LIMIT_S = 60.0
-pytestmark = pytest.mark.timeout(150)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -118,14 +118,12 @@ def ran(program: str, *arguments: str, **environment: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.timeout(200)
 def test_a_gang_starts_with_what_there_is_and_grows() -> None:
     told = ran(STARTING)
     assert told["sizes"] == [3, 5, 3, 4, 2]
     assert "not enough free CPUs for 2 workers" in told["refused"]
 
 
-@pytest.mark.timeout(200)
 def test_a_gang_leaves_a_node_that_is_taken_away() -> None:
     told = ran(LEAVING)
     assert (told["before"], told["after"], told["there"]) == (4, 2, False)

@@ -27,8 +27,6 @@ from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import LARGE, Recovering, X
 from tests.support import traces
 
-pytestmark = pytest.mark.timeout(90, func_only=True)
-
 
 @pytest.fixture
 def saving(clean: None, tmp_path: Path) -> Iterator[Recovering]:

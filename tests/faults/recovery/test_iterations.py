@@ -6,13 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
 from tests.faults.recovery.conftest import Recovering
-
-pytestmark = pytest.mark.timeout(120, func_only=True)
 
 STEPS = 60
 LOSSES = (10, 30, 45)  # steps at which the proxy is killed

@@ -18,8 +18,6 @@ from tests.faults.recovery.conftest import Recovering
 from tests.support import traces
 from tests.support.build import needs_compiler, shared_object
 
-pytestmark = pytest.mark.timeout(90, func_only=True)
-
 HERE = Path(__file__).parent
 X = np.random.default_rng(0).random((50, 4))
 

@@ -39,8 +39,6 @@ from tests.faults.recovery.conftest import LARGE, LIBRARY, Recovering, X, used_b
 from tests.support import traces
 from tests.support.suite import scaled
 
-pytestmark = pytest.mark.timeout(90, func_only=True)
-
 # --- back ---
 
 

@@ -29,8 +29,6 @@ from tests.faults.recovery.conftest import (
 from tests.support import traces
 from tests.support.layouts import SOME_LAYOUTS
 
-pytestmark = pytest.mark.timeout(90, func_only=True)
-
 # --- more and fewer ---
 
 

@@ -28,8 +28,6 @@ from tests.faults.conftest import Call, assert_clean, left
 from tests.faults.recovery.conftest import UNDER_WAY_S, Recovering, X, cpus, same_numbers
 from tests.support import traces
 
-pytestmark = pytest.mark.timeout(90, func_only=True)
-
 HERE = Path(__file__).parent
 
 

@@ -180,7 +180,7 @@ def test_strangers_that_send_nothing_or_too_slowly_are_refused_in_time(
 ) -> None:
     hello = frame(Kind.HELLO, **HELLO)
     crowd = [stranger(host, listener) for _ in range(20)]
-    start = time.monotonic()
+    start, begun = time.monotonic(), traces.clock()
     sent = 0
     while time.monotonic() - start < 1.2 and sent < len(hello) - 1:
         for connection in crowd[:10]:
@@ -195,7 +195,7 @@ def test_strangers_that_send_nothing_or_too_slowly_are_refused_in_time(
         with pytest.raises(frames.ConnectionLost):
             connection.recv(WAIT_S)
         connection.close()
-    assert time.monotonic() - start < 6
+    assert traces.clock() - begun < 6
 
 
 # --- resources ---
