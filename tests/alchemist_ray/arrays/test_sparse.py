@@ -98,7 +98,8 @@ def test_conjugate_gradient(session: AlchemistSession) -> None:
     x, iterations, residual = session.send_matrix(a).conjugate_gradient(b)
     np.testing.assert_allclose(np.asarray(x), sp.linalg.spsolve(a.tocsc(), b), atol=1e-7)
     assert x.shape == (n,)
-    assert 0 < iterations < n
+    _, without, _ = session.send_matrix(a).conjugate_gradient(b, preconditioner="none")
+    assert 0 < iterations < without < n
     assert residual <= 1e-8
     with pytest.raises(RoutineError, match="not positive definite"):
         session.send_matrix(-a).conjugate_gradient(b)
