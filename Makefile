@@ -72,8 +72,10 @@ demo: $(SMALL)
 	$(BIN)/alchemist demo
 
 # Three workers on two cores: tests wait for a third of their time. TEST_WORKERS=0 runs them in one process.
+# Those of systems have several nodes, JVMs and clusters each, for which two workers are enough.
 TEST_WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
+test-systems: TEST_WORKERS = 2
 QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
 	tests/alchemist_ray/deploy tests/deploy/virtual/test_render.py \
 	tests/alchemist_ray/session/test_alchemist_session.py \

@@ -109,7 +109,9 @@ def _in_container(*words: str) -> Result:
 
 def _kernels(ranks: int, seconds: float) -> Iterator[Result]:
     """The kernels that all ranks compute together, in plain MPI and in a gang."""
-    yield result("native", *local_gang.run("benchmarks.papers.hpcc:bare", ranks, seconds))
+    yield result(
+        "native", *local_gang.run("benchmarks.papers.hpcc:bare", ranks, seconds, timeout=LIMIT_S)
+    )
     with AlchemistSession(ranks, progress=False) as session:
         library = session.load_library("hpcc", Path(__file__).with_name("hpcc.py"))
         yield result("gang", *library.kernels(seconds))
@@ -166,7 +168,11 @@ def _weak(setting: Setting, seconds: float) -> dict[str, Any]:
         with AlchemistSession(ranks, progress=False) as session:
             library = session.load_library("hpcc", Path(__file__).with_name("hpcc.py"))
             for _ in range(setting.runs):
-                native.append(local_gang.run("benchmarks.papers.hpcc:bare_weak", ranks, seconds))
+                native.append(
+                    local_gang.run(
+                        "benchmarks.papers.hpcc:bare_weak", ranks, seconds, timeout=LIMIT_S
+                    )
+                )
                 gang.append(library.weak(seconds))
         measured[f"weak, {ranks} ranks"] = {"native": native, "gang": gang}
     return measured

@@ -49,7 +49,7 @@ def uv_build(source: Path, out: Path, *options: str) -> Path:
 def run(*command: str | Path, cwd: Path, code: int = 0, env: dict[str, str] | None = None) -> str:
     """Run a command that must end with this exit code; what it printed."""
     env = dict(os.environ) if env is None else env
-    return commands.output(*command, code=code, cwd=cwd, env=env, limit_s=110, merged=True)
+    return commands.output(*command, code=code, cwd=cwd, env=env, limit_s=250, merged=True)
 
 
 def library(path: Path, text: str) -> Path:
