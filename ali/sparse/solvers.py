@@ -128,7 +128,7 @@ def conjugate_gradient(
     An iteration costs ``2 r nnz / ranks`` flops and up to ``n r`` words, as `matmul`. Source:
     see ali/linalg/iterative.py.
 
-    Error: 1 tol, the largest |A X - B| / |B| of a column. Peak memory: 5.2 times arguments and
+    Error: 1 tol, the largest |A X - B| / |B| of a column. Peak memory: 4.8 times arguments and
     results, for three elements in a row and three columns in B.
     """
     m, n = A.shape
