@@ -266,7 +266,7 @@ PAIRS: list[Callable[[Any, Any], Any]] = [  # of a matrix and another one with a
     lambda x, y: np.polyval([2.0, 1.0, 3.0], y), lambda x, y: np.polyval([2, 1], y[0]),
     lambda x, y: np.polyfit(np.cumsum(abs(y[0]) + 1), y[0], 1),
     lambda x, y: np.polyfit(
-        np.cumsum(abs(y[:, 0]) + 1) - 6, y, 2, w=np.arange(1.0, 1 + len(y))
+        np.cumsum(abs(y[:, 0]) + 1) + -6.0, y, 2, w=np.arange(1.0, 1 + len(y))
     ),
     lambda x, y: np.polyfit(np.cumsum(abs(y[0]) + 1), y[0], 2, full=True)[3],
 ]  # fmt: skip

