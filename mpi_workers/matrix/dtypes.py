@@ -148,13 +148,16 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bo
 def _lost_times(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Dates or durations that a dtype of another unit does not hold; not always all of them."""
     try:
-        back = array.astype(dtype).astype(array.dtype)
+        lost: NDArray[Any] = array[
+            (array.astype(dtype).astype(array.dtype) != array) & ~np.isnat(array)
+        ]
     except OverflowError:  # of NumPy 2.5, which does not tell the element
         if array.size == 1:
             return array
-        halves = np.array_split(array, 2)
-        return next((lost for half in halves if len(lost := _lost_times(half, dtype))), array[:0])
-    return array[(back != array) & ~np.isnat(array)]
+        first, second = np.array_split(array, 2)
+        lost = _lost_times(first, dtype)
+        return lost if lost.size else _lost_times(second, dtype)
+    return lost
 
 
 def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
