@@ -70,6 +70,7 @@ def _serve(listener: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what has ended
     while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
         with listener.accept()[0] as sender:
+            sender.settimeout(END_LIMIT_S)
             order, streams, _, _ = socket.recv_fds(sender, ORDER_LIMIT, 3)
         if order:
             fork(partial(_work, streams, *json.loads(order)), *streams)
