@@ -80,7 +80,8 @@ QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ra
 	tests/alchemist_ray/deploy tests/deploy/virtual/test_render.py \
 	tests/alchemist_ray/session/test_alchemist_session.py \
 	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/mpi_workers/waits/test_mpi_layer.py \
-	--ignore=tests/mpi_workers/matrix/test_device.py
+	--ignore=tests/mpi_workers/waits/test_programs.py \
+	--ignore=tests/mpi_workers/matrix/test_device.py --ignore=tests/mpi_workers/matrix/test_memory.py
 
 # Tests that start clusters of their own or whole systems, random sessions, measurements of memory,
 # other packages on arrays, and the documentation's programs. `make test` is for each change; CI
