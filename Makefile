@@ -24,7 +24,7 @@ help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
 	@echo "make test    set up and run the tests of the core, 18 minutes on 2 cores (PYTHON=python3.12 to choose another)"
 	@echo "make test-systems  the rest, 33 minutes: deployments, several nodes, Spark, RLlib, sessions, documentation, benchmarks"
-	@echo "make test-quick  tests without Ray, and one session: 2 minutes"
+	@echo "make test-quick  most tests without Ray, and one session: 90 seconds"
 	@echo "make test-long   all tests; fuzzers, property tests and random sessions in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
 	@echo "make docs    the documentation as HTML, in build/docs/dev; a broken link is an error."

@@ -124,11 +124,12 @@ def test_a_step_that_hangs_is_ended_by_its_deadline(training: Any, tmp_path: Pat
     sim = {"fault": "hang", "at": 3, "times": 1, "marks": str(marks)}
     config = ppo(HPCSimulatorEnv, settings(sim=sim, step_timeout_s=2.0), num_env_runners=0)
     algorithm = training(config)
-    started = time.monotonic()
+    started, begun = time.monotonic(), traces.clock()
     result = algorithm.train()
     assert marks.read_text() == "x"
     assert sampled(result) == BATCH
     assert time.monotonic() - started > 2.0
+    assert traces.clock() - begun < 60.0
 
 
 @pytest.mark.parametrize(("fault", "runners"), [("kill", 1), ("raise", 0)])
