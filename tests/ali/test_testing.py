@@ -84,7 +84,8 @@ def undocumented(ctx: Context) -> None: ...
 LEAVING = '''"""A library that leaves an exchange when it is cancelled."""
 import time
 import numpy as np
-from ali import Context, routine
+from ali import Context, conformance, routine
+conformance.CANCEL_S = 0.2  # the first rank is in the exchange by then
 
 @routine("n")
 def exchange(ctx: Context) -> int:

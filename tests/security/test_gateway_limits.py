@@ -121,6 +121,7 @@ def test_strangers_cannot_fill_the_audit_log(
         with tls(address) as connection:
             connection.send(Kind.PROOF, {})
             assert "must open with HELLO" in refusal(connection)
+    assert wait_until(lambda: gateway._refusals == 3 * LOGGED, WAIT_S) is not None  # of the last
     gateway.close()
     lines = [json.loads(line) for line in gateway.audit.path.read_text().splitlines()]
     refused = [line for line in lines if line["event"] == "refused"]

@@ -1,9 +1,10 @@
 """Worker processes of Ray, forked from a process that has imported what Ray imports.
 
-A worker takes 0.55 s of CPU to start, half of it for packages that Ray imports; forked it takes
-0.28. Ray has a parameter for the program that it runs for each worker, which is `warm_worker`
-here: it gives its arguments, environment and streams to `_serve`. What is forked there imports Ray
-itself, which reads its environment once, and runs Ray's own program.
+A worker takes 0.55 s of CPU to start, half of it for packages that Ray imports, and 1 s with a
+runtime environment, where two programs import them; forked it takes 0.25. Ray has a parameter for
+the program that sets up each worker, which is `warm_worker` here: it gives arguments, environment
+and streams to `_serve`. What is forked there imports Ray itself, which reads its environment once,
+and runs Ray's own program.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def warm_workers() -> Iterator[None]:
     from ray._private import parameter  # noqa: PLC0415 - most tests need no Ray
 
     path = f"{tempfile.gettempdir()}/workers"
-    program = f"{os.path.dirname(parameter.__file__)}/workers/default_worker.py"
+    program = f"{os.path.dirname(parameter.__file__)}/workers/setup_worker.py"
     os.environ[warm_worker.SERVER] = f"{path}:{program}"
     private = cast(Any, parameter)
     params = private.RayParams
@@ -52,7 +53,9 @@ def warm_workers() -> Iterator[None]:
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()], cwd=commands.ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},  # as Ray sets it for workers
         )  # fmt: skip
-    private.RayParams = partial(params, worker_path=warm_worker.__file__, include_log_monitor=False)
+    private.RayParams = partial(
+        params, setup_worker_path=warm_worker.__file__, include_log_monitor=False
+    )
     try:
         yield
     finally:
