@@ -5,7 +5,6 @@ The codes are called with the fault, or without one; then they return `expected`
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,8 @@ import numpy as np
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, MatrixError
+from tests.faults import causing
+from tests.faults.causing import fault
 from tests.support import traces
 
 FAULTS = (
@@ -25,32 +26,6 @@ LIMIT_S = 0.6  # of the calls that deadlock
 X = np.arange(4000.0).reshape(500, 8)
 
 sessions: dict[int, AlchemistSession] = {}
-
-
-def fault(how: str, comm: Any) -> None:
-    """Have the fault, in Python."""
-    import ctypes  # noqa: PLC0415
-    import signal  # noqa: PLC0415
-
-    match how:
-        case "SIGSEGV":
-            ctypes.string_at(8)
-        case "SIGKILL":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "exit(3)":
-            os._exit(3)
-        case "exit(0)":
-            os._exit(0)
-        case "MPI_Abort":
-            comm.Abort(7)
-        case "OOM":
-            spent = []
-            while True:
-                spent.append(np.ones(1 << 21))
-        case "deadlock":
-            comm.recv(tag=9)
-        case "error":
-            raise ValueError("the first cause")
 
 
 def in_python(comm: Any, A: Any, how: str) -> float:
@@ -91,7 +66,7 @@ def in_lammps(comm: Any, A: Any, how: str) -> float:
     return size
 
 
-PROGRAM = Path(__file__)
+PROGRAM = Path(causing.__file__)
 
 
 def in_program(als: AlchemistSession, how: str) -> float:
@@ -148,11 +123,3 @@ def case(ranks: int, code: str, how: str, library: str) -> dict[str, Any]:
 def close() -> None:
     while sessions:
         sessions.popitem()[1].close()
-
-
-if __name__ == "__main__":  # the program of `in_program`
-    from mpi4py import MPI
-
-    if sys.argv[1] and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
-        fault(sys.argv[1], MPI.COMM_WORLD)
-    assert MPI.COMM_WORLD.allreduce(1.0) == MPI.COMM_WORLD.size

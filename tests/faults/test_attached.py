@@ -30,9 +30,10 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.session import owner
+from mpi_workers.wire import frames
 from mpi_workers.wire.frames import MAP_LIMIT, pack
 from tests.alchemist_ray.session.test_alchemist_session import free_cpus
-from tests.faults.conftest import Call
+from tests.faults.conftest import Call, variables
 from tests.faults.named.named_gangs import Program
 from tests.support import traces
 from tests.support.build import library
@@ -242,18 +243,24 @@ def test_a_reader_that_goes_away_does_not_cost_the_result(cluster: str, tmp_path
     assert (tmp_path / "found").read_text() == "1"
 
 
-def test_a_message_that_fits_no_frame_is_an_error_of_its_call(als: AlchemistSession) -> None:
-    with pytest.raises(TransferError, match="limit"):
-        als.connection.request({"op": "describe", "matrix": 1, "name": "x" * MAP_LIMIT})
-    matrices = [als.send_matrix(np.ones((2, 2))) for _ in range(2)]
-    for matrix in matrices:
-        name = "x" * (MAP_LIMIT * 5 // 8)
-        als.connection.request({"op": "describe", "matrix": matrix.id, "name": name})
-    with pytest.raises(TransferError, match="the answer to 'list_matrices' cannot be sent"):
-        als.list_matrices()
-    for matrix in matrices:
-        als.connection.request({"op": "describe", "matrix": matrix.id, "name": ""})
-    assert len(als.list_matrices()) >= 2
+def test_a_message_that_fits_no_frame_is_an_error_of_its_call(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 4 << 20  # of what this process and the GroupManager send
+    monkeypatch.setattr(frames, "MAP_LIMIT", limit)
+    manager: Any = als._gangs._own
+    with variables(manager.actor, frames, MAP_LIMIT=limit):
+        with pytest.raises(TransferError, match="limit"):
+            als.connection.request({"op": "describe", "matrix": 1, "name": "x" * limit})
+        matrices = [als.send_matrix(np.ones((2, 2))) for _ in range(2)]
+        for matrix in matrices:
+            name = "x" * (limit * 5 // 8)
+            als.connection.request({"op": "describe", "matrix": matrix.id, "name": name})
+        with pytest.raises(TransferError, match="the answer to 'list_matrices' cannot be sent"):
+            als.list_matrices()
+        for matrix in matrices:
+            als.connection.request({"op": "describe", "matrix": matrix.id, "name": ""})
+        assert len(als.list_matrices()) >= 2
 
 
 def test_long_messages_of_errors_on_all_ranks_fail_the_call_alone(als: AlchemistSession) -> None:
