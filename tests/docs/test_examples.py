@@ -16,6 +16,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.docs.pages import Block, Page, pages
+from tests.support import warm_workers
 
 PAGES = {page.name: page for page in pages()}
 NEEDS = {  # word of a program: (command that must be there, how to get it)
@@ -101,6 +102,8 @@ def test_an_example_runs_as_printed(
         pytest.skip(reason)
     if block.page not in _results:
         folder = tmp_path_factory.mktemp("page")
+        if any("rllib" in each.source for each in PAGES[block.page].blocks):
+            warm_workers.preload(*warm_workers.OF_RLLIB)
         _results[block.page] = run(PAGES[block.page], folder, cluster)
     result = _results[block.page][block.name]
     assert not result["error"], result["error"]

@@ -13,6 +13,7 @@ import pytest
 from alchemist_ray import AlchemistSession
 from tests.docs.notebooks import CELL_S, LOG, WIDGET, execute, notebooks
 from tests.docs.pages import ROOT
+from tests.support import warm_workers
 
 NEEDS = {  # notebook: (command that must be there, how to get it)
     "4-dask-and-spark": ("java", "a Java (apt-get install default-jre-headless)"),
@@ -48,6 +49,8 @@ def test_a_notebook_runs(
     if command and shutil.which(command) is None:
         pytest.skip(f"needs {advice}")
     monkeypatch.setenv("RAY_ADDRESS", cluster)
+    if path.stem == "5-environments":
+        warm_workers.preload(*warm_workers.OF_RLLIB)
     for variable, value in SMALLER.get(path.stem, {}).items():
         monkeypatch.setenv(variable, value)
     for variable in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):

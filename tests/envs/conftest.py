@@ -11,9 +11,15 @@ import pytest
 pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
 
 from envs import HPCSimulatorEnv, HPCSimulatorVectorEnv, simulation
+from tests.support import warm_workers
 
 PENDULUM = str(Path(__file__).with_name("pendulum.py"))
 CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
+
+
+@pytest.fixture(scope="package", autouse=True)
+def warm(cluster: str) -> None:
+    warm_workers.preload(*warm_workers.OF_RLLIB)
 
 
 @pytest.fixture(autouse=True)

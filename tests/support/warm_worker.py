@@ -32,7 +32,7 @@ if __name__ == "__main__":
     given.add_argument("--language")
     about, words = given.parse_known_args()
     context = json.loads(about.serialized_runtime_env_context)
-    if can_be_forked(context):
+    if about.language == "PYTHON" and can_be_forked(context):
         env = {**os.environ, **context.get("env_vars", {})}
         order = json.dumps([words, env, os.getcwd()]).encode()
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:

@@ -31,6 +31,7 @@ PACKAGES = (
     "asyncio", "filelock", "google.protobuf.json_format", "jsonschema", "msgpack", "numpy",
     "packaging.version", "pdb", "psutil", "requests", "tqdm.auto", "uvloop", "yaml",
 )  # fmt: skip
+OF_RLLIB = ("gymnasium", "scipy.signal", "torch")  # each of its workers imports them: 2 s of CPU
 ORDER_LIMIT = 1 << 18  # bytes
 END_LIMIT_S = 10.0
 
@@ -66,6 +67,17 @@ def warm_workers() -> Iterator[None]:
         assert server.returncode == 0, "the server of workers has failed"
 
 
+def preload(*modules: str) -> None:
+    """Have the server import these before it forks the next worker.
+
+    They must not import Ray, nor start threads.
+    """
+    address = os.environ[warm_worker.SERVER].partition(":")[0]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.connect(address)
+        server.send(json.dumps(modules).encode())
+
+
 def _serve(listener: socket.socket) -> None:
     """Fork a process for each order, until standard input is closed."""
     for package in PACKAGES:
@@ -75,8 +87,10 @@ def _serve(listener: socket.socket) -> None:
         with listener.accept()[0] as sender:
             sender.settimeout(END_LIMIT_S)
             order, streams, _, _ = socket.recv_fds(sender, ORDER_LIMIT, 3)
-        if order:
+        if streams:
             fork(partial(_work, streams, *json.loads(order)), *streams)
+        for module in () if streams else json.loads(order):
+            importlib.import_module(module)
         for stream in streams:
             os.close(stream)
 
