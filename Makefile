@@ -22,8 +22,8 @@ COMMA := ,
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
-	@echo "make test    set up and run the tests of the core, 18 minutes on 2 cores (PYTHON=python3.12 to choose another)"
-	@echo "make test-systems  the rest, 33 minutes: deployments, several nodes, Spark, RLlib, sessions, documentation, benchmarks"
+	@echo "make test    set up and run the tests of the core, 15 minutes on 2 cores (PYTHON=python3.12 to choose another)"
+	@echo "make test-systems  the rest, 29 minutes: deployments, several nodes, Spark, RLlib, sessions, documentation, benchmarks"
 	@echo "make test-quick  most tests without Ray, and one session: 90 seconds"
 	@echo "make test-long   all tests; fuzzers, property tests and random sessions in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
@@ -71,11 +71,10 @@ gallery: $(READY)
 demo: $(SMALL)
 	$(BIN)/alchemist demo
 
-# Three workers on two cores: tests wait for a third of their time. TEST_WORKERS=0 runs them in one process.
-# Those of systems have several nodes, JVMs and clusters each, for which two workers are enough.
+# Three workers on two cores: tests wait for a third of their time, and four take longer. TEST_WORKERS=0
+# runs them in one process.
 TEST_WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
-test-systems: TEST_WORKERS = 2
 QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
 	tests/alchemist_ray/deploy tests/deploy/virtual/test_render.py \
 	tests/alchemist_ray/session/test_alchemist_session.py \
