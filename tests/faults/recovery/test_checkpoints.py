@@ -134,10 +134,10 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
         time.sleep(1.5)
         assert not list(tmp_path.iterdir())  # 0.1 s are repeated
         wrote = tmp_path / "checkpoint.automatic" / "manifest.json"
-        for calls in range(2, 8):
-            B = lib.slow(B, 0.5)
-            if traces.wait_until(wrote.exists, 1.0) is not None:  # after this call, not during one
-                break
+        calls = 1
+        while not wrote.exists() and calls < 8:
+            B, calls = lib.slow(B, 0.5), calls + 1
+            traces.wait_until(wrote.exists, 1.0)  # after this call, not during one
         assert wrote.exists()
     time.sleep(0.5)
     saving.kill()
