@@ -103,7 +103,7 @@ def test_an_example_runs_as_printed(
     if block.page not in _results:
         folder = tmp_path_factory.mktemp("page")
         if any("rllib" in each.source for each in PAGES[block.page].blocks):
-            warm_workers.preload(*warm_workers.OF_RLLIB)
+            warm_workers.import_for_rllib()
         _results[block.page] = run(PAGES[block.page], folder, cluster)
     result = _results[block.page][block.name]
     assert not result["error"], result["error"]

@@ -50,7 +50,7 @@ def test_a_notebook_runs(
         pytest.skip(f"needs {advice}")
     monkeypatch.setenv("RAY_ADDRESS", cluster)
     if path.stem == "5-environments":
-        warm_workers.preload(*warm_workers.OF_RLLIB)
+        warm_workers.import_for_rllib()
     for variable, value in SMALLER.get(path.stem, {}).items():
         monkeypatch.setenv(variable, value)
     for variable in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):

@@ -17,9 +17,10 @@ PENDULUM = str(Path(__file__).with_name("pendulum.py"))
 CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 
 
-@pytest.fixture(scope="package", autouse=True)
-def warm(cluster: str) -> None:
-    warm_workers.preload(*warm_workers.OF_RLLIB)
+@pytest.fixture(scope="session")
+def rllib(cluster: str) -> None:
+    """For files that train: the cluster's workers are forked with RLlib's packages imported."""
+    warm_workers.import_for_rllib()
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,7 @@ from tests.envs.papers_listing import CustomModel, ForRLlib
 from tests.support import commands, traces
 
 pytestmark = [
+    pytest.mark.usefixtures("rllib"),
     # RLlib's own, in this process: what it calls of itself, of torch and of gymnasium.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:ray"),

@@ -27,7 +27,7 @@ raise SystemExit(train.main())
 
 
 @needs_compiler
-def test_it_trains_compares_and_draws(cluster: str, tmp_path: Path) -> None:
+def test_it_trains_compares_and_draws(cluster: str, rllib: None, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "--minutes", "0.05", "--gangs", "1"]
     command += ["--out", str(tmp_path / "out"), "--address", cluster]
     done = commands.run(*command, limit_s=220)

@@ -14,8 +14,7 @@ import numpy as np
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, MatrixError
-from tests.faults import causing
-from tests.faults.causing import fault
+from tests.faults.fault_program import fault
 from tests.support import traces
 
 FAULTS = (
@@ -66,7 +65,7 @@ def in_lammps(comm: Any, A: Any, how: str) -> float:
     return size
 
 
-PROGRAM = Path(causing.__file__)
+PROGRAM = Path(__file__).with_name("fault_program.py")
 
 
 def in_program(als: AlchemistSession, how: str) -> float:

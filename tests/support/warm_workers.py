@@ -31,7 +31,7 @@ PACKAGES = (
     "asyncio", "filelock", "google.protobuf.json_format", "jsonschema", "msgpack", "numpy",
     "packaging.version", "pdb", "psutil", "requests", "tqdm.auto", "uvloop", "yaml",
 )  # fmt: skip
-OF_RLLIB = ("gymnasium", "scipy.signal", "torch")  # each of its workers imports them: 2 s of CPU
+OF_RLLIB = ("gymnasium", "scipy.signal", "torch")  # 2 s of CPU for each of its workers
 ORDER_LIMIT = 1 << 18  # bytes
 END_LIMIT_S = 10.0
 
@@ -67,19 +67,17 @@ def warm_workers() -> Iterator[None]:
         assert server.returncode == 0, "the server of workers has failed"
 
 
-def preload(*modules: str) -> None:
-    """Have the server import these before it forks the next worker.
-
-    They must not import Ray, nor start threads.
-    """
+def import_for_rllib() -> None:
+    """Have the server import what RLlib's workers do, before it forks the next worker."""
     address = os.environ[warm_worker.SERVER].partition(":")[0]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.settimeout(END_LIMIT_S)
         server.connect(address)
-        server.send(json.dumps(modules).encode())
+        server.send(json.dumps(OF_RLLIB).encode())
 
 
 def _serve(listener: socket.socket) -> None:
-    """Fork a process for each order, until standard input is closed."""
+    """Fork a process for each order, until standard input is closed; or import what is asked."""
     for package in PACKAGES:
         importlib.import_module(package)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what has ended
@@ -89,10 +87,12 @@ def _serve(listener: socket.socket) -> None:
             order, streams, _, _ = socket.recv_fds(sender, ORDER_LIMIT, 3)
         if streams:
             fork(partial(_work, streams, *json.loads(order)), *streams)
-        for module in () if streams else json.loads(order):
-            importlib.import_module(module)
-        for stream in streams:
-            os.close(stream)
+            for stream in streams:
+                os.close(stream)
+        elif order:  # empty: the sender has ended
+            for package in json.loads(order):
+                with contextlib.suppress(ImportError):  # tests that need it skip
+                    importlib.import_module(package)
 
 
 def _work(streams: list[int], argv: list[str], env: dict[str, str], cwd: str) -> None:

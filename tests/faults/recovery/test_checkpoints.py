@@ -137,7 +137,7 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
         calls = 1
         while not wrote.exists() and calls < 8:
             B, calls = lib.slow(B, 0.5), calls + 1
-            traces.wait_until(wrote.exists, 1.0)  # after this call, not during one
+            traces.wait_until(wrote.exists, 1.0)  # so that no call runs meanwhile
         assert wrote.exists()
     time.sleep(0.5)
     saving.kill()

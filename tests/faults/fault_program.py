@@ -1,4 +1,4 @@
-"""A program of several ranks whose last one has the fault that it is told, for `causes`.
+"""A program whose last rank has the fault that its argument names, for `causes`.
 
 It imports little: each rank of it is another Python.
 """
