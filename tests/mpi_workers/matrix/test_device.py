@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,8 @@ from mpi_workers.matrix.device import fault_of
 from tests.support import launches
 from tests.support.suite import scaled
 
-pytest.importorskip("torch", reason="needs torch")
+# Imported in the ranks alone: here it would cost each worker of pytest 500 MB.
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 RANKS = "tests.mpi_workers.matrix.ranks_device:"
 
 
