@@ -235,6 +235,18 @@ def refused(
     record(fault, seconds, gone_s, caught.value)
 
 
+def until_replaced(session: AlchemistSession, ranks: set[int], limit_s: float) -> float:
+    """Wait until ranks that were killed are known to be; the seconds that took.
+
+    It pauses between two looks: a client that asks without pause can keep the kernel from running
+    the killed ranks for seconds, without which they do not end.
+    """
+    start = traces.clock()
+    seen = lambda: not ranks & {worker.pid for worker in session.list_workers()}  # noqa: E731
+    assert traces.wait_until(seen, limit_s) is not None, ranks
+    return traces.clock() - start
+
+
 # --- gangs ----------------------------------------------------------------------------
 
 
@@ -366,3 +378,20 @@ def gang(gangs: tuple[Gang, Gang], bystander: Gang) -> Iterator[Gang]:
         gang.start()
     yield gang
     assert gang.works(renewed=True)
+
+
+NewGang = Callable[..., Gang]
+
+
+@pytest.fixture
+def new_gang(cluster: str) -> Iterator[NewGang]:
+    """Start gangs that end with the test, also if it fails: the next one needs their CPUs."""
+    started: list[Gang] = []
+
+    def start(workers: int, **options: Any) -> Gang:
+        started.append(Gang(workers, **options))
+        return started[-1]
+
+    yield start
+    for gang in started:
+        gang.session.close()

@@ -27,6 +27,7 @@ from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Call,
     Gang,
+    NewGang,
     inject_during,
     kill,
     record,
@@ -197,7 +198,7 @@ def test_a_rank_killed_in_a_function_costs_the_call(gang: Gang) -> None:
 
 
 def test_ranks_that_are_stuck_in_native_code_are_replaced(
-    bystander: Gang, capsys: pytest.CaptureFixture[str]
+    bystander: Gang, new_gang: NewGang, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stuck(comm: Any) -> None:
         import ctypes  # noqa: PLC0415
@@ -206,7 +207,7 @@ def test_ranks_that_are_stuck_in_native_code_are_replaced(
         for _ in range(2 if comm.rank == 0 else 0):
             ctypes.CDLL(None).pthread_mutex_lock(lock)
 
-    gang = Gang(2)
+    gang = new_gang(2)
     limit = r"2 s \(stuck_timeout_s\)"
     where = rf"rank 0 is still in \S*stuck; the ranks are started again if that lasts {limit}"
     with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where):

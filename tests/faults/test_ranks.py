@@ -17,11 +17,13 @@ from alchemist_ray.errors import AlchemistError, GroupRecoveredError, RoutineErr
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Gang,
+    NewGang,
     assert_clean,
     inject_and_retry,
     inject_during,
     kill,
     record,
+    until_replaced,
 )
 from tests.support import traces
 from tests.support.build import library
@@ -132,8 +134,8 @@ def test_a_stopped_rank_delays_its_own_gang_only(gang: Gang, bystander: Gang) ->
     gang.renewed("kill -9 of a stopped rank", outcome, "rank 1", "SIGKILL")
 
 
-def test_a_closed_session_leaves_nothing(cluster: str, bystander: Gang) -> None:
-    gang = Gang(3)
+def test_a_closed_session_leaves_nothing(bystander: Gang, new_gang: NewGang) -> None:
+    gang = new_gang(3)
     start = traces.clock()
     gang.session.close()
     seconds = traces.clock() - start
@@ -175,9 +177,9 @@ def start_orphan(comm: Any, rank: int) -> int:
 @pytest.mark.cell("rank", "idle", "private", "renewed")
 @pytest.mark.parametrize(("launcher", "idle"), [("pmi", False), ("pmi", True), ("mpiexec", False)])
 def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(
-    bystander: Gang, launcher: str, idle: bool
+    bystander: Gang, new_gang: NewGang, launcher: str, idle: bool
 ) -> None:
-    gang = Gang(2, launcher=launcher)
+    gang = new_gang(2, launcher=launcher)
     child = gang.session.run(start_child, 1)
     assert traces.alive(child)
     words = ["rank 1"]
@@ -186,11 +188,8 @@ def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(
     cause = lambda: kill(gang.ranks[1])  # noqa: E731
     fault = f"kill -9 of a rank whose child holds its sockets, {launcher}"
     if idle:
-        begin, before = traces.clock(), gang.ranks[1]
         cause()
-        while before in [worker.pid for worker in gang.session.list_workers()]:
-            assert traces.clock() - begin < ERROR_LIMIT_S
-        gang.goes_on(fault, traces.clock() - begin)
+        gang.goes_on(fault, until_replaced(gang.session, {gang.ranks[1]}, ERROR_LIMIT_S))
     else:
         outcome = inject_during(cause, lambda: gang.lib.collective(missing=1))
         gang.renewed(fault, outcome, *words)
@@ -198,8 +197,8 @@ def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(
     gang.close()
 
 
-def test_descendants_of_ranks_end_with_the_gang(bystander: Gang) -> None:
-    gang = Gang(2)
+def test_descendants_of_ranks_end_with_the_gang(bystander: Gang, new_gang: NewGang) -> None:
+    gang = new_gang(2)
     processes = [gang.session.run(start_child, 0), gang.session.run(start_orphan, 1)]
     assert all(map(traces.alive, processes))
     gang.close()
@@ -216,16 +215,18 @@ def test_descendants_of_ranks_end_when_their_proxy_is_killed(gang: Gang) -> None
 
 
 @pytest.mark.cell("rank", "in a call", "mpiexec", "renewed")
-def test_mpi_abort_in_a_gang_of_mpiexec_names_its_rank(bystander: Gang) -> None:
-    gang = Gang(3, launcher="mpiexec")
+def test_mpi_abort_in_a_gang_of_mpiexec_names_its_rank(bystander: Gang, new_gang: NewGang) -> None:
+    gang = new_gang(3, launcher="mpiexec")
     outcome = inject_and_retry(lambda: None, lambda: gang.lib.abort(1, 7))
     gang.renewed("MPI_Abort in a gang of mpiexec", outcome, "rank 1", "MPI_Abort(7)")
     gang.close()
 
 
 @pytest.mark.parametrize("launcher", ["pmi", "mpiexec"])
-def test_a_gang_on_one_node_opens_no_port_of_mpi(bystander: Gang, launcher: str) -> None:
-    gang = Gang(2, launcher=launcher)
+def test_a_gang_on_one_node_opens_no_port_of_mpi(
+    bystander: Gang, new_gang: NewGang, launcher: str
+) -> None:
+    gang = new_gang(2, launcher=launcher)
     gang.lib.churn(0.2)
     for worker in gang.session.list_workers():
         assert listening_ports(worker.pid) == []

@@ -30,7 +30,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.launchers.mpiexec import find_mpiexec
 from alchemist_ray.observe.doctor.ranks import started_again
 from mpi_workers.node.processes import descendants
-from tests.faults.conftest import Call
+from tests.faults.conftest import ERROR_LIMIT_S, Call, until_replaced
 from tests.mpi_workers.cgroups import limited_memory, limited_processes
 from tests.support import traces
 from tests.support.build import needs_compiler, shared_object
@@ -423,8 +423,8 @@ class Program:
         if do == "kill":
             pid = self.als.list_workers()[0].pid
             os.kill(pid, signal.SIGKILL)
-            while pid in [worker.pid for worker in self.als.list_workers()]:
-                pass  # a call that is sent before the loss is known fails with it
+            # A call that is sent before the loss is known fails with it.
+            until_replaced(self.als, {pid}, ERROR_LIMIT_S)
         elif do == "free":
             del self.known[which]
         elif do == "crash":

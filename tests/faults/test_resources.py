@@ -112,11 +112,12 @@ def hanging_ranks(gang: Gang) -> Iterator[None]:
 
 
 def test_ranks_that_hang_when_they_start_are_ended(gang: Gang, hanging_ranks: None) -> None:
-    before, fault = left(), "ranks hang in MPI_Init (start_timeout_s=3)"
-    words = r"2 workers .* 3 s\. .* initialising MPI"
+    before, fault = left(), "ranks hang in MPI_Init (start_timeout_s=6)"
+    words = r"2 workers .* 6 s\. .* initialising MPI"
     with (
-        opened(start_timeout_s=3.0) as session,
-        refused(fault, LaunchError, words, 2.5, 3.0 + ERROR_LIMIT_S, before),
+        # Ten times what the agent and the ranks need, which start anew.
+        opened(start_timeout_s=6.0) as session,
+        refused(fault, LaunchError, words, 5.5, 6.0 + ERROR_LIMIT_S, before),
     ):
         session.request_workers(2)
 

@@ -30,6 +30,7 @@ from tests.faults.conftest import (
     kill,
     pid_of,
     record,
+    until_replaced,
 )
 from tests.faults.recovery.conftest import BACK_LIMIT_S, Recovering, X
 from tests.faults.table import CELLS, Cell, marked, unknown
@@ -72,11 +73,9 @@ def strike(
 ) -> Outcome:  # fmt: skip
     """Cause the fault at its moment."""
     if cell.moment == "idle" and cell.outcome == "renewed":
-        before, begin = {worker.pid for worker in session.list_workers()}, traces.clock()
+        before = {worker.pid for worker in session.list_workers()}
         cause()
-        while before & {worker.pid for worker in session.list_workers()}:
-            assert traces.clock() - begin < BACK_LIMIT_S
-        return Outcome(traces.clock() - begin)
+        return Outcome(until_replaced(session, before, BACK_LIMIT_S))
     if cell.moment == "idle":
         return inject_and_retry(cause, session.list_workers)
     if cell.moment == "in a call" and cell.how == "others wait":

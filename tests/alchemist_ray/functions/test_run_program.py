@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 from pathlib import Path
 
@@ -277,6 +279,9 @@ def test_a_script_that_loads_open_mpi_is_not_silently_alone(als: AlchemistSessio
     """As one of Debian's python3-mpi4py, or its FEniCSx: the interpreter is linked to no MPI."""
     if commands.python("import ctypes; ctypes.CDLL('libmpi.so.40')").returncode:
         pytest.skip("needs Open MPI (apt-get install libopenmpi3)")
+    # Its processes fail if another one creates this folder at the same time.
+    folder = f"ompi.{socket.gethostname()}.{os.getuid()}"
+    Path(tempfile.gettempdir(), folder).mkdir(mode=0o700, exist_ok=True)
     with pytest.raises(RoutineError, match=r"initialised Open MPI on rank .*alone.*mpirun"):
         als.run_program([sys.executable, "-c", OPEN_MPI_INSIDE], timeout_s=30)
     assert als.run(lambda comm: comm.allreduce(1)) == 3
