@@ -6,6 +6,7 @@ import contextlib
 import ctypes.util
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import threading
@@ -112,7 +113,7 @@ def in_python(how: str, fault: str) -> Callable[[Any], None]:
 
 
 @contextlib.contextmanager
-def ended(fault: str) -> Iterator[None]:
+def ended(fault: str) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """The call of the block ends with the right error, in time."""
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     if fault == "Ctrl-C":
@@ -120,11 +121,11 @@ def ended(fault: str) -> Iterator[None]:
     expected, words = {
         "error": (RoutineError, "rank 1 does not take part"),
         "Ctrl-C": (KeyboardInterrupt, None),
-        "limit": (CallTimeoutError, "ranks? .*(0|2)"),
+        "limit": (CallTimeoutError, "was cancelled"),
     }[fault]
     try:
-        with within(LIMIT_S + ERROR_LIMIT_S), pytest.raises(expected, match=words):
-            yield
+        with within(LIMIT_S + ERROR_LIMIT_S), pytest.raises(expected, match=words) as caught:
+            yield caught
     finally:
         timer.cancel()
 
@@ -152,12 +153,14 @@ def wait(gang: Gang, fault: str, how: str, language: str) -> None:
 def test_a_wait_in_any_code_ends_with_its_call(gang: Gang, built: Path, fault: str) -> None:
     gang.session.load_library("waiting", built)
     cases = [case for case in CASES if case[0] == fault]
+    told = []
     for case in cases if fault in SOFT else part(cases, HARD.index(fault), 3):  # the ranks are gone
         if missing(*case[1:]):
             continue
         if fault in SOFT:
-            with ended(fault):
+            with ended(fault) as caught:
                 wait(gang, *case)
+            told.append(str(caught.value))
             # Native code may not have looked at the error of its wait: then others take its place,
             gang.lib.total()  # before the next call
             gang.ranks = [worker.pid for worker in gang.session.list_workers()]
@@ -168,6 +171,8 @@ def test_a_wait_in_any_code_ends_with_its_call(gang: Gang, built: Path, fault: s
             cause = "exited with code 3" if fault == "exit" else "SEGV"
             what = f"  {fault}, others wait in {case[1]}, {case[2]}"
             gang.renewed(what, outcome, "rank 1", cause)
+    # Ranks tell where they were if they have a core before their processes end.
+    assert fault != "limit" or any(re.search("ranks? .*(0|2)", said) for said in told), told
 
 
 def waits_of(session: AlchemistSession) -> list[dict[str, list[int]]]:

@@ -195,18 +195,18 @@ def test_ranks_of_mpiexec_that_hang_when_they_start_are_ended(
     gang: Gang, hanging_ranks: None
 ) -> None:
     before = left()
-    with opened(launcher="mpiexec", start_timeout_s=8.0) as session:
+    with opened(launcher="mpiexec", start_timeout_s=15.0) as session:
         launching = Call(lambda: session.request_workers(2))
 
         def hanging() -> bool:
             return sum("mpi_workers rank" in line for line in traces.processes().values()) > 2
 
-        assert traces.wait_until(hanging, 7.5) is not None  # mpiexec and its ranks
+        assert traces.wait_until(hanging, 14.5) is not None  # mpiexec and its ranks
         start = traces.clock()
         outcome = launching.outcome(start)
         assert isinstance(outcome.error, LaunchError), repr(outcome.error)
         gone_s = assert_clean(before)
-        record("mpiexec's ranks hang in MPI_Init (8 s)", outcome.seconds, gone_s, outcome.error)
+        record("mpiexec's ranks hang in MPI_Init (15 s)", outcome.seconds, gone_s, outcome.error)
 
 
 def test_an_mpiexec_that_fails_is_reported(gang: Gang) -> None:

@@ -81,7 +81,7 @@ def test_gangs_stay_warm_and_are_not_more_than_allowed(executor: Executor) -> No
 
 def test_idle_gangs_make_room_for_calls_with_other_ranks(executor: Executor) -> None:
     executor.submit(pids).result()
-    needed = {"num_workers": 7, "start_timeout_s": 15}
+    needed = {"num_workers": 7, "start_timeout_s": 60}
     assert len(executor.submit(pids, resources=needed).result()) == 7
 
 
@@ -89,9 +89,9 @@ def test_gangs_make_room_when_they_become_idle(executor: Executor) -> None:
     """A call with other ranks, submitted while its CPUs are in use, does not wait for `idle_s`."""
     executor.submit(pids, resources={"num_workers": 5}).result()
     busy = executor.submit(pids, 3.0, resources={"num_workers": 5})
-    waits = executor.submit(pids, resources={"num_workers": 6, "start_timeout_s": 30})
+    waits = executor.submit(pids, resources={"num_workers": 6, "start_timeout_s": 60})
     assert not busy.done()
-    assert len(waits.result(timeout=40)) == 6
+    assert len(waits.result(timeout=70)) == 6
 
 
 def test_a_call_with_other_ranks_has_its_turn_beside_many_calls(executor: Executor) -> None:
