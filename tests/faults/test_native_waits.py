@@ -171,8 +171,9 @@ def test_a_wait_in_any_code_ends_with_its_call(gang: Gang, built: Path, fault: s
             cause = "exited with code 3" if fault == "exit" else "SEGV"
             what = f"  {fault}, others wait in {case[1]}, {case[2]}"
             gang.renewed(what, outcome, "rank 1", cause)
-    # Ranks tell where they were if they have a core before their processes end.
-    assert fault != "limit" or any(re.search("ranks? .*(0|2)", said) for said in told), told
+    # Ranks tell where they were if they have a core before their processes end: but for one call.
+    silent = [said for said in told if fault == "limit" and not re.search("ranks? .*(0|2)", said)]
+    assert len(silent) <= 1, told
 
 
 def waits_of(session: AlchemistSession) -> list[dict[str, list[int]]]:
