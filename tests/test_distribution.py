@@ -60,9 +60,11 @@ print(alchemist_ray.__file__, where, sep="\\n")
 """
 # What a newcomer types: the demo, the program of the README on two ranks, and the doctor.
 FIRST_COMMANDS = f"""
-! command -v cc gcc git make
+for name in cc gcc git make; do
+  if command -v $name; then exit 1; fi  # sh -e would go on after a failed "! command"
+done
 alchemist demo
-test -s out/demo.png
+python -c 'import os; assert os.path.getsize("out/demo.png") > 100_000'
 python -c '{PROGRAM}'
 alchemist doctor || true
 """

@@ -235,15 +235,18 @@ def refused(
     record(fault, seconds, gone_s, caught.value)
 
 
-def until_replaced(session: AlchemistSession, ranks: set[int], limit_s: float) -> float:
-    """Wait until ranks that were killed are known to be; the seconds that took.
+def until_replaced(session: AlchemistSession, killed: set[int], limit_s: float) -> float:
+    """Wait until the session lists none of these ranks any more; the seconds that took.
 
     It pauses between two looks: a client that asks without pause can keep the kernel from running
     the killed ranks for seconds, without which they do not end.
     """
     start = traces.clock()
-    seen = lambda: not ranks & {worker.pid for worker in session.list_workers()}  # noqa: E731
-    assert traces.wait_until(seen, limit_s) is not None, ranks
+
+    def replaced() -> bool:
+        return killed.isdisjoint(worker.pid for worker in session.list_workers())
+
+    assert traces.wait_until(replaced, limit_s) is not None, f"ranks {killed} are still listed"
     return traces.clock() - start
 
 
@@ -285,7 +288,8 @@ class Gang:
         `renewed`: after a call that failed in native code, which has other ranks.
         """
         if renewed:
-            assert self.session.run(lambda comm: comm.size) == self.workers
+            # The limit includes the wait for a call that has not ended as it should.
+            assert self.session.run(lambda comm: comm.size, timeout_s=60.0) == self.workers
             self.ranks = [worker.pid for worker in self.session.list_workers()]
         assert [worker.pid for worker in self.session.list_workers()] == self.ranks
         assert self.lib.total() == sum(range(self.workers))

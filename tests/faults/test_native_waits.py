@@ -6,7 +6,6 @@ import contextlib
 import ctypes.util
 import importlib.util
 import os
-import re
 import shutil
 import signal
 import threading
@@ -113,7 +112,7 @@ def in_python(how: str, fault: str) -> Callable[[Any], None]:
 
 
 @contextlib.contextmanager
-def ended(fault: str) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+def ended(fault: str) -> Iterator[None]:
     """The call of the block ends with the right error, in time."""
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     if fault == "Ctrl-C":
@@ -121,11 +120,11 @@ def ended(fault: str) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     expected, words = {
         "error": (RoutineError, "rank 1 does not take part"),
         "Ctrl-C": (KeyboardInterrupt, None),
-        "limit": (CallTimeoutError, "was cancelled"),
+        "limit": (CallTimeoutError, "ranks? .*(0|2)"),
     }[fault]
     try:
-        with within(LIMIT_S + ERROR_LIMIT_S), pytest.raises(expected, match=words) as caught:
-            yield caught
+        with within(LIMIT_S + ERROR_LIMIT_S), pytest.raises(expected, match=words):
+            yield
     finally:
         timer.cancel()
 
@@ -153,14 +152,12 @@ def wait(gang: Gang, fault: str, how: str, language: str) -> None:
 def test_a_wait_in_any_code_ends_with_its_call(gang: Gang, built: Path, fault: str) -> None:
     gang.session.load_library("waiting", built)
     cases = [case for case in CASES if case[0] == fault]
-    told = []
     for case in cases if fault in SOFT else part(cases, HARD.index(fault), 3):  # the ranks are gone
         if missing(*case[1:]):
             continue
         if fault in SOFT:
-            with ended(fault) as caught:
+            with ended(fault):
                 wait(gang, *case)
-            told.append(str(caught.value))
             # Native code may not have looked at the error of its wait: then others take its place,
             gang.lib.total()  # before the next call
             gang.ranks = [worker.pid for worker in gang.session.list_workers()]
@@ -171,9 +168,6 @@ def test_a_wait_in_any_code_ends_with_its_call(gang: Gang, built: Path, fault: s
             cause = "exited with code 3" if fault == "exit" else "SEGV"
             what = f"  {fault}, others wait in {case[1]}, {case[2]}"
             gang.renewed(what, outcome, "rank 1", cause)
-    # Ranks tell where they were if they have a core before their processes end: but for one call.
-    silent = [said for said in told if fault == "limit" and not re.search("ranks? .*(0|2)", said)]
-    assert len(silent) <= 1, told
 
 
 def waits_of(session: AlchemistSession) -> list[dict[str, list[int]]]:

@@ -115,7 +115,7 @@ def test_ranks_that_hang_when_they_start_are_ended(gang: Gang, hanging_ranks: No
     before, fault = left(), "ranks hang in MPI_Init (start_timeout_s=6)"
     words = r"2 workers .* 6 s\. .* initialising MPI"
     with (
-        # Ten times what the agent and the ranks need, which start anew.
+        # Also a busy machine starts a fork server and ranks in this time.
         opened(start_timeout_s=6.0) as session,
         refused(fault, LaunchError, words, 5.5, 6.0 + ERROR_LIMIT_S, before),
     ):
