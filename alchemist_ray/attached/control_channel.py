@@ -178,7 +178,8 @@ class SocketChannel:
             self._cancel(call)
 
     def _cancel(self, call: _Call) -> None:
-        self.tell({"op": "cancel", "call": call.ident})
+        with DeferredInterrupt():  # a second Ctrl-C would leave the ranks in the call
+            self.tell({"op": "cancel", "call": call.ident})
 
     def _send(self, body: Body, *, answered: bool) -> _Call:
         with self._changed:

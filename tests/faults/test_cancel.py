@@ -39,6 +39,7 @@ from tests.support import traces
 from tests.support.build import needs_compiler, shared_object
 from tests.support.traces import within
 
+LIBRARY_NBYTES = 512 << 20  # without blocks on disk: what the GroupManager takes 0.3 s to look at
 WAYS = ["mpi", "loop", "sleep", "output", "routine"]
 PROGRAM = f"""
     from tests.support.traces import clock
@@ -188,6 +189,22 @@ def test_waits_of_native_code_end_with_an_error_a_time_limit_and_ctrl_c(
         with within(0.3 + ERROR_LIMIT_S), pytest.raises(KeyboardInterrupt):
             lib.hang()
     assert A.fetch().tolist() == list(range(6))
+    assert gang.works(renewed=True)
+
+
+@needs_compiler
+def test_a_call_is_cancelled_while_its_library_is_looked_at_for_other_ranks(
+    gang: Gang, tmp_path: Path
+) -> None:
+    source = Path(waits.__file__).with_name("waiting.c")
+    path = shared_object(source, tmp_path / "libwaiting.so")
+    os.truncate(path, LIBRARY_NBYTES)
+    lib = gang.session.load_library("looked_at", path)
+    with pytest.raises(CancelledError):
+        lib.hang.options(timeout_s=0.3)()
+    assert gang.session.run(lambda comm: comm.size) == gang.workers  # there are other ranks
+    with refused("timeout_s while a library is loaded again", CancelledError, "cancelled", 0.1):
+        lib.hang.options(timeout_s=0.1)()
     assert gang.works(renewed=True)
 
 

@@ -313,10 +313,14 @@ PENDING = 10_000  # commands of a client without an answer
 
 @dataclass(slots=True)
 class _Call:
-    """A command that the gang has not answered; `answered` is called when it is over."""
+    """A command that the gang has not answered; `answered` is called when it is over.
+
+    `wanted`: until it is cancelled.
+    """
 
     facts: Body
     answered: Callable[[], None] = lambda: None
+    wanted: bool = True
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -410,13 +414,19 @@ class Client:
         except Failure as failure:
             self._refuse(body, failure)
             return
+        match body:  # the gang does not know of those that still wait for the quota
+            case {"op": "cancel", "call": int(cancelled)} if cancelled in self._calls:
+                self._calls[cancelled].wanted = False
+            case {"op": "cancel_calls"}:
+                for call in list(self._calls.values()):
+                    call.wanted = False
         call = _Call(_facts(body))
         if ident is not None:
             self._calls[ident] = call
         if (
             not COMMANDS[str(op)].makes or tokens.quota(self.user, "nbytes") is None
         ):  # the quota is in a file
-            self._forward(body)
+            self._forward(body, call)
         elif ident is None:
             raise WireError(f"{op!r} must have a number")
         else:  # other commands go on: it may depend on what is created now whether this one fits
@@ -425,21 +435,24 @@ class Client:
     def _within_quota(self, call: _Call, body: Body) -> None:
         try:
             call.answered = self._gateway.quotas.reserve(self.token, self.gang, body)
+            self._forward(body, call)
         except Exception as error:
             self._calls.pop(body["id"], None)
+            call.answered()
             self._refuse(body, failure_of(error, f"command {body['op']!r}"))
-            return
-        self._forward(body)
         if self.link.over.is_set():  # `end` has perhaps not seen the reservation
             call.answered()
 
-    def _forward(self, body: Body) -> None:
+    def _forward(self, body: Body, call: _Call) -> None:
+        """Send a command to the gang. Raises `Failure` if it was cancelled."""
         if body["op"] in ("seal", "free"):
             self.gang.transfers.forget([body.get("matrix"), *body.get("matrices", ())])
         if body["op"] == "goodbye":
             self.goodbye = True
         if self._upstream is not None:
             with self._sending, contextlib.suppress(WireError):  # the other thread finds it lost
+                if not call.wanted:
+                    raise Failure("CancelledError", "the call was cancelled before it began")
                 self._upstream.send(Kind.COMMAND, body)
 
     def _refuse(self, body: Body, failure: Failure) -> None:

@@ -24,7 +24,7 @@ from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import HELD_S, Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
-from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words
+from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words, wanted
 from mpi_workers.deadlines import STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.protocol.commands import COMMANDS, Turn, checked
@@ -357,14 +357,15 @@ class Dispatcher:
 
     async def _run(self, job: Job) -> None:
         job.began = begun = time.monotonic()
+        first = self.commands.next_id
         result = await self._attempt(job)
         while result is None:
             result = await self._after_loss(job) or await self._attempt(job)
         if self._active is job:
             self._active = None
-        asked_again = job.body["op"] == "seal"  # perhaps, if its sender was disconnected
-        if job.cancelled and isinstance(result, dict) and "matrix" in result and not asked_again:
-            self.commands.drop(result["matrix"])
+        if job.cancelled is not None and job.work is None:  # no one gets what it has made
+            made = range(first, self.commands.next_id)
+            self.commands.drop(*(ident for ident in made if ident in self.commands.matrices))
         job.answer(job.cancelled or result)
         self.used()
         # Later: transports write when this turn of the loop ends, and the caller waits for that.
@@ -382,6 +383,7 @@ class Dispatcher:
             if job.cancelled is not None:
                 return job.cancelled
             self._limit(job)
+            self.nodes.refusal = lambda: job.cancelled
             self.nodes.stuck_timeout_s = job.body.get("stuck_timeout_s", self._stuck_timeout_s)
             if job.work is not None:
                 await job.work()
@@ -404,6 +406,7 @@ class Dispatcher:
                 return None
             return failure_of(error, f"command {job.body['op']!r}")
         finally:
+            self.nodes.refusal = wanted
             if self.nodes.busy:  # ranks that are still in it go on changing its matrices
                 in_task(self._end_changes(changes, job.body), self._tasks)
             else:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from alchemist_ray.background import in_task, in_time
@@ -270,6 +270,8 @@ class Nodes:
     ----------
     stuck_timeout_s : float
         Of the rounds that begin now.
+    refusal : callable() -> Failure or None
+        Why the command that runs may not begin a collective round: it was cancelled before.
     count : int
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
@@ -304,6 +306,7 @@ class Nodes:
         self._size = size
         self._owner = owner
         self.stuck_timeout_s = stuck_timeout_s
+        self.refusal: Callable[[], Failure | None] = wanted
         self._proxies: dict[int, FrameProtocol] = {}
         self._hosts: dict[int, str] = {}
         self._rounds: dict[int, Round] = {}
@@ -599,8 +602,8 @@ class Nodes:
         Raises
         ------
         Failure
-            If any rank failed, or the round was cancelled. Other ranks may still be at it: the
-            next round waits for them.
+            If any rank failed, or the round was cancelled (other ranks may still be at it: the
+            next round waits for them), or `refusal`.
         GroupFailedError
             If the gang is lost.
         """
@@ -609,8 +612,10 @@ class Nodes:
             await asyncio.wait([self.ended])  # a node has no ranks: its reply would be missing
         if (error := self.failure or self.lost) is not None:
             raise error.with_traceback(None)  # those of earlier ones would pile up
-        self.last_round += 1
         command = COMMANDS[op]
+        if command.collective and (refusal := self.refusal()) is not None:
+            raise refusal
+        self.last_round += 1
         body: Body = {"op": op, "seq": self.last_round, **fields}
         if self.dead is not None:
             body |= self.dead.fields
@@ -749,6 +754,10 @@ class Nodes:
         if self.failure is None:
             self.failure = error
         self._drop(error)
+
+
+def wanted() -> None:
+    """The refusal of a command that no one has cancelled, and of rounds of no command."""
 
 
 def table_of(nodes: Nodes) -> list[Body]:

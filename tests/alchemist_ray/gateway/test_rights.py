@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,13 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.cli import main
-from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, SessionError
+from alchemist_ray.errors import (
+    AuthError,
+    CancelledError,
+    GroupFailedError,
+    ResourceError,
+    SessionError,
+)
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
@@ -26,6 +34,7 @@ from mpi_workers.matrix.layout import Distribution
 from mpi_workers.protocol import libraries
 from mpi_workers.protocol.commands import COMMANDS
 from tests.faults.conftest import Call
+from tests.support import traces
 
 
 def test_a_token_for_calls_runs_no_code_and_touches_no_file(
@@ -113,6 +122,31 @@ def test_a_quota_of_bytes_stops_a_call_before_it_makes_its_results(
                 (v[:, None] * v[None, :40]).computed()
             del kept
         assert (v[:, None] * v[None, :40]).computed().nbytes == 320_000
+
+
+def test_a_call_is_cancelled_while_bytes_are_counted(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    token = tokens.create("gus", ("call", "run_code"), nbytes=1_000_000)
+    there = {"address": gateway.address, "token": token}
+    with AlchemistSession(1, **there) as als, AlchemistSession(1, **there) as other:
+        lib = als.load_library("echo")
+        # A gang with a call says where its ranks wait: for that it asks their proxy, for 0.5 s.
+        proxy = traces.parent_of(other.list_workers()[0].pid)
+        busy = Call(lambda: other.load_library("echo").sleep(60.0))
+        while not other.list_calls():
+            time.sleep(0.01)
+        os.kill(proxy, signal.SIGSTOP)
+        try:
+            waiting = Call(lambda: lib.sleep(60.0))
+            time.sleep(0.2)
+            als.connection.cancel()
+            assert isinstance(waiting.outcome(0.0).error, CancelledError)
+        finally:
+            os.kill(proxy, signal.SIGCONT)
+        assert als.run(lambda comm: comm.size, timeout_s=30) == 1
+        other.connection.cancel()
+        assert isinstance(busy.outcome(0.0).error, CancelledError)
 
 
 def test_a_resize_needs_the_quota_and_a_gang_of_the_user(

@@ -60,16 +60,18 @@ def test_a_crash_that_follows_another_loss_is_not_named(
 class Proxy:
     """The connection to a node's proxy, which answers every command at once.
 
-    `commands` are those that it has got.
+    `commands` are those that it has got, `answers` the fields of its answers, by command.
     """
 
-    def __init__(self, nodes: Nodes, node: int) -> None:
-        self._reply = lambda seq: nodes.receive(node, Frame(Kind.REPLY, {"seq": seq}, 0))
+    def __init__(self, nodes: Nodes, node: int, **answers: Body) -> None:
+        self._reply = lambda body: nodes.receive(node, Frame(Kind.REPLY, body, 0))
         self.commands: list[Body] = []
+        self.answers = answers
 
     def send_encoded(self, data: bytes) -> None:
-        self.commands.append(decode_body(memoryview(data)[HEADER.size :]))
-        asyncio.get_running_loop().call_soon(self._reply, self.commands[-1]["seq"])
+        self.commands.append(command := decode_body(memoryview(data)[HEADER.size :]))
+        answer = {"seq": command["seq"], **self.answers.get(command["op"], {})}
+        asyncio.get_running_loop().call_soon(self._reply, answer)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -117,6 +119,25 @@ def test_every_matrix_without_a_process_is_freed_once() -> None:
         return told(proxy)
 
     assert asyncio.run(free()) == [[1, 2], [3], []]
+
+
+def test_what_a_cancelled_command_has_made_is_freed() -> None:
+    async def cancel() -> list[Any]:
+        gang = Dispatcher(Owner())
+        nodes = gang.new_nodes(1, 1)
+        made = {"value": {"sizes": [8]}, "matrices": [[1, [3], "float64", "VC_STAR"]]}
+        nodes.joined(0, proxy := Proxy(nodes, 0, run=made))  # type: ignore[arg-type]
+        gang.use(nodes)
+        asked = asyncio.create_task(gang.submit({"op": "run", "task": {"name": "f"}, "uses": []}))
+        while not proxy.commands or proxy.commands[-1]["op"] != "keep_result":
+            await asyncio.sleep(0)
+        assert gang.cancel_calls() == 1
+        with pytest.raises(Failure, match="cancelled"):
+            await asked
+        await nodes.round("seal", matrix=9)
+        return told(proxy)
+
+    assert asyncio.run(cancel()) == [[], [], [1, 2]]
 
 
 def test_matrices_released_while_others_run_the_commands_are_freed_there() -> None:
