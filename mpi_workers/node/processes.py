@@ -477,10 +477,9 @@ SLACK_NS = 1000
 def take_short_turns() -> None:
     """Have this rank go on soon after a wait, beside a program that wants its core, too.
 
-    Its sleeps end when they should, not up to 50 us later. Linux 6.12 and later: a busy program has
-    a core for 3 ms otherwise; the rank's share of the core stays what it was.
+    Linux 6.12 and later: a busy program has a core for 3 ms otherwise; the rank's share of the core
+    stays what it was.
     """
-    _libc.prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)
     number = SET_TURN.get(os.uname().machine)
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
@@ -488,6 +487,14 @@ def take_short_turns() -> None:
     # size, policy, flags, nice, priority, runtime, deadline, period
     turn = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, TURN_NS, 0, 0)
     _libc.syscall(number, 0, turn, 0)
+
+
+def wake_on_time() -> None:
+    """Have the sleeps of this rank end when they should, not up to 50 us later.
+
+    Not for ranks that share cores: the sleeps of `set_waits` have 1 ns, and would leave no core.
+    """
+    _libc.prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)
 
 
 def physical_cores() -> int:

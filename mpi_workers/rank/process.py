@@ -36,7 +36,12 @@ from mpi_workers.matrix.available_memory import (
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
-from mpi_workers.node.processes import allow_open_files, let_trace, take_short_turns
+from mpi_workers.node.processes import (
+    allow_open_files,
+    let_trace,
+    take_short_turns,
+    wake_on_time,
+)
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.protocol.commands import COMMANDS, command_name
@@ -235,6 +240,8 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         outlive_sigterm()
         buffer_lines()
         take_short_turns()
+        if not config.crowded:
+            wake_on_time()
         allow_open_files()  # a launcher may have started this process
         set_variables(config)
         if not MPI.Is_initialized():

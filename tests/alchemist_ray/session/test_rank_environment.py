@@ -22,6 +22,7 @@ from alchemist_ray.cluster import ray_cluster
 from alchemist_ray.observe.status import table
 from envs import HPCSimulatorEnv
 from envs.errors import EnvConfigError
+from mpi_workers.node.processes import SLACK_NS
 from tests.support import commands
 from tests.support.traces import wait_until
 
@@ -176,6 +177,18 @@ def test_threads_of_the_program_that_ranks_do_not_get_are_told_once(
     caplog.clear()
     with AlchemistSession(1, threads_per_worker=2), AlchemistSession(1, env={"OMP_NUM_THREADS": 3}):
         assert "OMP_NUM" not in caplog.text
+
+
+def test_sleeps_are_exact_only_where_ranks_have_cores_of_their_own(cluster: str) -> None:
+    """MPICH's yields are sleeps of 1 ns elsewhere: if they are exact, another rank gets no core."""
+
+    def slack_ns(comm: Any) -> int:
+        return int(Path("/proc/self/timerslack_ns").read_text())
+
+    shared = {"threads_per_worker": len(os.sched_getaffinity(0)) + 1, "cpus_per_worker": 1}
+    with AlchemistSession(1) as alone, AlchemistSession(1, **shared) as crowded:
+        assert alone.run(slack_ns) == SLACK_NS
+        assert crowded.run(slack_ns) > SLACK_NS
 
 
 @pytest.mark.skipif(
