@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import TaskCancelledError
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.attached.control_channel import SocketChannel
 from alchemist_ray.errors import (
     CallTimeoutError,
     CancelledError,
@@ -156,6 +157,23 @@ def test_a_handler_of_another_signal_cancels_the_call_as_well(gang: Gang) -> Non
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert gang.session.run(lambda comm: comm.size, timeout_s=10) == 3
+
+
+def test_a_second_ctrl_c_does_not_leave_ranks_in_the_call(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SocketChannel.tell
+
+    def tell(channel: SocketChannel, body: Any) -> None:
+        if body["op"] == "cancel":
+            os.kill(os.getpid(), signal.SIGINT)
+        real(channel, body)
+
+    monkeypatch.setattr(SocketChannel, "tell", tell)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        gang.session.run(hang)
+    assert gang.session.run(lambda comm: comm.size, timeout_s=30) == 3
 
 
 def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
