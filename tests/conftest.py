@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import mpi4py
 import pytest
+from hypothesis import settings
 
 from tests.support import again, costs, launches, suite, traces, warm_workers
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 CLEANUP_LIMIT_S = 10.0  # how long processes and files may take to disappear at the end
 
 gc.disable()  # until all tests are collected: a fifth of the time that it takes
+settings.register_profile("tests", deadline=None)  # no time decides here
+settings.load_profile("tests")
 mpi4py.rc.initialize = False  # MPI belongs to the ranks that tests start, not to this process
 
 # The temporary folder of the process that started the workers; None without pytest-xdist.

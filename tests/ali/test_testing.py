@@ -85,13 +85,13 @@ LEAVING = '''"""A library that leaves an exchange when it is cancelled."""
 import time
 import numpy as np
 from ali import Context, conformance, routine
-conformance.CANCEL_S = 0.2  # the first rank is in the exchange by then
+conformance.CANCEL_S = 0.6  # the first rank is in the exchange by then
 
 @routine("n")
 def exchange(ctx: Context) -> int:
     """The last rank is late."""
     if ctx.rank == ctx.size - 1:
-        time.sleep(0.5)
+        time.sleep(1.2)
     x, y = np.ones(1 << 16), np.empty(1 << 16)
     ctx.comm.Alltoall(x, y)
     return int(y.sum())

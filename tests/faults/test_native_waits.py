@@ -35,7 +35,7 @@ CALLS = (
     *("Alltoallv", "Allreduce_c"),
 )
 LANGUAGES = ("mpi4py", "C", "Fortran")  # of each fault all calls, of each call all languages
-LIMIT_S = 1.0  # of a call, until which its ranks wait also on a busy machine
+LIMIT_S = 2.5  # of a call, until which its ranks wait also on a busy machine
 SOFT, HARD = ("error", "Ctrl-C", "limit"), ("exit", "SIGSEGV")
 CASES = [
     *(

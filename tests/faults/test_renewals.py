@@ -228,7 +228,7 @@ def test_a_time_limit_is_the_error_of_ranks_that_are_ended_for_it(als: Alchemist
             os._exit(9)
 
     with pytest.raises(CallTimeoutError, match="exited with code 9"):
-        als.run(dies_late, timeout_s=2.0)
+        als.run(dies_late, timeout_s=5.0)
     assert als.run(lambda comm: comm.allreduce(1)) == 2
 
 

@@ -53,7 +53,7 @@ def test_random_sessions(world: World) -> None:
             run_state_machine_as_test(
                 Sessions,
                 settings=settings(
-                    max_examples=count, stateful_step_count=STEPS, deadline=None, database=None,
+                    max_examples=count, stateful_step_count=STEPS, database=None,
                     phases=[Phase.generate], suppress_health_check=list(HealthCheck),
                     print_blob=False,
                 ),

@@ -19,7 +19,6 @@ from tests.support.suite import scaled
 
 few = settings(
     max_examples=scaled(30, 500),
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

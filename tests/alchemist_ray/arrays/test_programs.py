@@ -256,7 +256,6 @@ def compared(
 
 @settings(
     max_examples=scaled(40, 10_000),
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

@@ -51,9 +51,7 @@ def chunkings(draw: st.DrawFn, length: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in itertools.pairwise([0, *cuts, length]))
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=chunkings(200),
     cols=chunkings(30),

@@ -54,7 +54,7 @@ def blocks_of(whole: Any, rows: list[int], cols: list[int]) -> list[ArrayBlock]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cuts, cuts, st.randoms(), st.integers(0, 1601), st.sampled_from(["f4", "f8"]))
 def test_every_element_arrives_once(
     rows: list[int], cols: list[int], order: Any, least: int, dtype: str

@@ -194,14 +194,14 @@ def test_a_transfer_waits_while_the_gateway_serves_as_many_as_it_can(
     als: AlchemistSession, there: dict[str, Any], tokens: TokenFile, opened: Open
 ) -> None:
     others = []
-    with pytest.raises(Failure, match="connections transfer data: 64 by anna"):  # noqa: PT012
-        for _ in range(MAX_DATA_LINKS_OF_USER + 1):
-            others.append(opened())
     with (
         AlchemistSession(1, **there) as session,
         AlchemistSession(1, **there | {"token": tokens.create("bea")}) as of_another,
         ThreadPoolExecutor(1) as pool,
     ):
+        with pytest.raises(Failure, match="connections transfer data: 64 by anna"):  # noqa: PT012
+            for _ in range(MAX_DATA_LINKS_OF_USER + 1):
+                others.append(opened())
         assert np.array_equal(of_another.send_matrix(X).fetch(), X)
         fetched = pool.submit(lambda: session.send_matrix(X).fetch())
         time.sleep(1.5)

@@ -71,7 +71,6 @@ def exchanged(comm: Any, given: Any, like: Any, count: int, layout: str | None) 
 
 
 @settings(
-    deadline=None,
     max_examples=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -40,7 +40,7 @@ def gangs(pair: Pair) -> Iterator[tuple[AlchemistSession, ...]]:
         yield *pair, c
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_equals_numpy(gangs: tuple[AlchemistSession, ...], data: st.DataObject) -> None:
     first, second, _ = data.draw(st.permutations(gangs), "gangs")

@@ -224,7 +224,7 @@ def test_a_task_that_fails_is_named(als: AlchemistSession, senders: None) -> Non
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_tiling_is_accepted_only_where_blocks_cover_exactly_once(data: st.DataObject) -> None:
     """Cut a matrix at random, then maybe damage the cut: the check agrees with counting."""
     m, n = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))

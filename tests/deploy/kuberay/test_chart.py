@@ -139,9 +139,7 @@ def test_two_releases_in_a_namespace_have_metrics_of_their_own(helm: str) -> Non
     assert not any(policy.selects(selector, pod) for _, pod in policy.templates(second))
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
     st.fixed_dictionaries(

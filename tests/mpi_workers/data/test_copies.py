@@ -26,9 +26,7 @@ def others(host: support.Host) -> Iterator[dict[str, NodeConnections]]:
         ranks.close()
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_layouts_and_numbers_of_ranks(
     host: support.Host,

@@ -142,9 +142,7 @@ def cut_matrices(draw: st.DrawFn) -> tuple[tuple[int, int], list[tuple[int, int,
     return (m, n), draw(st.permutations(blocks))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cut=cut_matrices(),
     name=st.sampled_from(SINGLE),

@@ -43,7 +43,7 @@ def test_copy_takes_any_strides() -> None:
     assert not whole[1::2].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     every_layout(),
     st.sampled_from([(1, 1), (1, 3), (2, 2), (2, 3), (3, 2)]),
@@ -70,7 +70,7 @@ def test_exchange_serves_every_part_of_any_region(
     assert np.array_equal(back, region)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     every_layout(),
     st.sets(st.integers(1, 399), max_size=20),

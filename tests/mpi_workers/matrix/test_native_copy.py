@@ -47,7 +47,7 @@ def forget() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_level_transposes_every_size_of_element(kernel: int, data: st.DataObject) -> None:
     m, n = data.draw(st.tuples(st.integers(0, 150), st.integers(0, 300)))
     itemsize = data.draw(st.sampled_from(copy_kernels.ITEMSIZES))
@@ -88,7 +88,7 @@ def matrices(draw: st.DrawFn) -> tuple[Distribution, list[int]]:
     stream=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_exchange_is_the_same_with_and_without_the_kernel(
     matrix: Any, dtype: str, way: str, into_parts: bool, stream: bool, data: st.DataObject
 ) -> None:

@@ -17,7 +17,7 @@ def row(ident: int, layout: str = "VC_STAR", sealed: bool = True) -> Row:
     return Row(ident, {"segment": ident + 7, "layout": layout}, sealed, False, 0, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(

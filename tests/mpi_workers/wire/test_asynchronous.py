@@ -22,7 +22,7 @@ from tests.support.frames import SOON_S, TOKEN, bodies, cut, splits
 from tests.support.traces import wait_until
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from(Kind), bodies), min_size=1, max_size=5), splits)
 def test_a_buffer_returns_the_same_frames_however_the_stream_is_cut(
     sent: list[tuple[Kind, Body]], at: list[int]

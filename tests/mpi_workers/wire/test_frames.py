@@ -33,7 +33,7 @@ from tests.support.frames import (
 # --- the blocking end ---
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(any_frame, min_size=1, max_size=4), splits)
 def test_frames_arrive_whole_however_the_stream_is_cut(
     sent: list[tuple[Kind, Body, bytes]], at: list[int]
@@ -49,7 +49,7 @@ def test_frames_arrive_whole_however_the_stream_is_cut(
         connection.recv()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(any_frame, st.integers(0, 1 << 20))
 def test_a_frame_that_breaks_off_is_a_lost_connection(
     sent: tuple[Kind, Body, bytes], where: int
@@ -102,7 +102,7 @@ def test_a_value_that_no_map_can_hold_is_refused_before_anything_is_sent() -> No
         assert far.recv(SOON_S).body == {"v": 1}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(min_size=1, max_size=300))
 def test_no_bytes_break_the_map_decoder(packed: bytes) -> None:
     with contextlib.suppress(frames.WireError):

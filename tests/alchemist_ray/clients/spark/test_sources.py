@@ -335,9 +335,7 @@ def test_an_error_in_user_code_is_reported(als: AlchemistSession, spark: Any) ->
     refused(als, spark, MatrixError)
 
 
-@settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     m=st.integers(1, 60),
     n=st.integers(1, 9),
