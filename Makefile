@@ -22,7 +22,7 @@ COMMA := ,
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
-	@echo "make test    set up and run the tests of the core, 15 minutes on 2 cores (PYTHON=python3.12 to choose another)"
+	@echo "make test    set up and run the tests of the core, 13 minutes on 2 cores (PYTHON=python3.12 to choose another)"
 	@echo "make test-systems  the rest, 29 minutes: deployments, several nodes, Spark, RLlib, sessions, documentation, benchmarks"
 	@echo "make test-quick  most tests without Ray, and one session: 90 seconds"
 	@echo "make test-long   all tests; fuzzers, property tests and random sessions in their long versions"

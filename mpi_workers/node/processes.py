@@ -492,7 +492,8 @@ def take_short_turns() -> None:
 def wake_on_time() -> None:
     """Have the sleeps of this rank end when they should, not up to 50 us later.
 
-    Not for ranks that share cores: the sleeps of `set_waits` have 1 ns, and would leave no core.
+    Not for ranks that share cores: MPICH's yields are sleeps of 1 ns there (see `set_waits`), and
+    a rank that sleeps exactly as long does not leave its core.
     """
     _libc.prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)
 
