@@ -40,9 +40,9 @@ def test_an_interrupt_ends_every_wait_and_what_follows_is_right(ranks: int, tmp_
     found = local_gang.run(RANKS + "ends", ranks, str(tmp_path / "word"), timeout=30)
     assert len(found) >= 30
     assert [name for name, (freed, _, _) in found.items() if not freed] == []
-    assert [
-        (name, late) for name, (_, late, _) in found.items() if not 0 < late < 4
-    ] == []  # 0.2 s: GRACE_S
+    limit_s = 3.0  # 0.2 are measured, the GRACE_S of the layer
+    late = [(name, late) for name, (_, late, _) in found.items() if not 0 < late < limit_s]
+    assert late == []
     assert [name for name, (_, _, right) in found.items() if not right] == []
 
 
