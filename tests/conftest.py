@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CLEANUP_LIMIT_S = 10.0  # how long processes and files may take to disappear at the end
 
 gc.disable()  # until all tests are collected: a fifth of the time that it takes
-settings.register_profile("tests", deadline=None)  # no time decides here
+settings.register_profile("tests", deadline=None)  # Hypothesis has 0.2 s for each example
 settings.load_profile("tests")
 mpi4py.rc.initialize = False  # MPI belongs to the ranks that tests start, not to this process
 

@@ -492,8 +492,8 @@ def take_short_turns() -> None:
 def wake_on_time() -> None:
     """Have the sleeps of this rank end when they should, not up to 50 us later.
 
-    Not for ranks that share cores: MPICH's yields are sleeps of 1 ns there (see `set_waits`), and
-    a rank that sleeps exactly as long does not leave its core.
+    Not for ranks that share cores: there MPICH yields by a sleep of 1 ns (`set_waits`). An exact
+    one returns at once, and the core is not free for another rank.
     """
     _libc.prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)
 

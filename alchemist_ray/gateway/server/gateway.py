@@ -313,9 +313,14 @@ PENDING = 10_000  # commands of a client without an answer
 
 @dataclass(slots=True)
 class _Call:
-    """A command that the gang has not answered; `answered` is called when it is over.
+    """A command that the gang has not answered.
 
-    `wanted`: until it is cancelled.
+    Attributes
+    ----------
+    answered : callable()
+        Called when it is over.
+    wanted : bool
+        Whether it has not been cancelled.
     """
 
     facts: Body
@@ -414,12 +419,12 @@ class Client:
         except Failure as failure:
             self._refuse(body, failure)
             return
-        match body:  # the gang does not know of those that still wait for the quota
-            case {"op": "cancel", "call": int(cancelled)} if cancelled in self._calls:
-                self._calls[cancelled].wanted = False
-            case {"op": "cancel_calls"}:
-                for call in list(self._calls.values()):
-                    call.wanted = False
+        if op in (
+            "cancel",
+            "cancel_calls",
+        ):  # the gang does not know of calls that wait for a quota
+            for number, call in self._calls.copy().items():
+                call.wanted &= op == "cancel" and number != body.get("call")
         call = _Call(_facts(body))
         if ident is not None:
             self._calls[ident] = call

@@ -24,7 +24,7 @@ from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import HELD_S, Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
-from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words, wanted
+from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words
 from mpi_workers.deadlines import STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.protocol.commands import COMMANDS, Turn, checked
@@ -202,6 +202,12 @@ class Dispatcher:
         except Failure as failure:  # of ours: the proxy must not be refused for it
             text = f"a message for the gang could not be sent: {failure.message}"
             log([(-1, STDERR, text)])
+
+    def refusal(self, nodes: Nodes) -> Failure | None:
+        """See `NodesOwner`. Rounds that start ranks or restore matrices belong to no command."""
+        if nodes is not self.nodes or not self._there.is_set() or self._active is None:
+            return None
+        return self._active.cancelled
 
     def show_progress(self, seq: int, fraction: float, text: str) -> None:
         """See `NodesOwner`: for the process that waits for the routine."""
@@ -383,7 +389,6 @@ class Dispatcher:
             if job.cancelled is not None:
                 return job.cancelled
             self._limit(job)
-            self.nodes.refusal = lambda: job.cancelled
             self.nodes.stuck_timeout_s = job.body.get("stuck_timeout_s", self._stuck_timeout_s)
             if job.work is not None:
                 await job.work()
@@ -406,7 +411,6 @@ class Dispatcher:
                 return None
             return failure_of(error, f"command {job.body['op']!r}")
         finally:
-            self.nodes.refusal = wanted
             if self.nodes.busy:  # ranks that are still in it go on changing its matrices
                 in_task(self._end_changes(changes, job.body), self._tasks)
             else:
@@ -468,7 +472,7 @@ class Dispatcher:
             job.answer(failure)
             self._next()  # others may have waited for it
         elif not self.nodes.cancel(job.first_round, failure):
-            job.cancelled = failure  # it runs nothing on the ranks that could be left
+            job.cancelled = failure  # the ranks have nothing of it that they could leave
             job.answer(failure)
 
     def _still_sending(self, resize: Job) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from alchemist_ray.background import in_task, in_time
@@ -246,6 +246,9 @@ class NodesOwner(Protocol):
     def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
         """A node is being taken away; whether the gang moves to others."""
 
+    def refusal(self, nodes: Nodes) -> Failure | None:
+        """Why no collective round may begin: the command that runs was cancelled before it."""
+
     def show_progress(self, seq: int, fraction: float, text: str) -> None:
         """A routine has reported its progress."""
 
@@ -270,8 +273,6 @@ class Nodes:
     ----------
     stuck_timeout_s : float
         Of the rounds that begin now.
-    refusal : callable() -> Failure or None
-        Why the command that runs may not begin a collective round: it was cancelled before.
     count : int
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
@@ -306,7 +307,6 @@ class Nodes:
         self._size = size
         self._owner = owner
         self.stuck_timeout_s = stuck_timeout_s
-        self.refusal: Callable[[], Failure | None] = wanted
         self._proxies: dict[int, FrameProtocol] = {}
         self._hosts: dict[int, str] = {}
         self._rounds: dict[int, Round] = {}
@@ -602,8 +602,8 @@ class Nodes:
         Raises
         ------
         Failure
-            If any rank failed, or the round was cancelled (other ranks may still be at it: the
-            next round waits for them), or `refusal`.
+            If any rank failed, or the round was cancelled: other ranks may still be at it, and the
+            next round waits for them. If the command was cancelled before a collective round.
         GroupFailedError
             If the gang is lost.
         """
@@ -613,7 +613,7 @@ class Nodes:
         if (error := self.failure or self.lost) is not None:
             raise error.with_traceback(None)  # those of earlier ones would pile up
         command = COMMANDS[op]
-        if command.collective and (refusal := self.refusal()) is not None:
+        if command.collective and (refusal := self._owner.refusal(self)) is not None:
             raise refusal
         self.last_round += 1
         body: Body = {"op": op, "seq": self.last_round, **fields}
@@ -754,10 +754,6 @@ class Nodes:
         if self.failure is None:
             self.failure = error
         self._drop(error)
-
-
-def wanted() -> None:
-    """The refusal of a command that no one has cancelled, and of rounds of no command."""
 
 
 def table_of(nodes: Nodes) -> list[Body]:

@@ -134,12 +134,12 @@ def test_a_call_is_cancelled_while_bytes_are_counted(
         # A gang with a call says where its ranks wait: for that it asks their proxy, for 0.5 s.
         proxy = traces.parent_of(other.list_workers()[0].pid)
         busy = Call(lambda: other.load_library("echo").sleep(60.0))
-        while not other.list_calls():
-            time.sleep(0.01)
+        assert traces.wait_until(other.list_calls, 60) is not None
         os.kill(proxy, signal.SIGSTOP)
         try:
             waiting = Call(lambda: lib.sleep(60.0))
-            time.sleep(0.2)
+            assert traces.wait_until(lambda: als.connection._channel._calls, 60) is not None
+            time.sleep(0.05)  # it is sent
             als.connection.cancel()
             assert isinstance(waiting.outcome(0.0).error, CancelledError)
         finally:

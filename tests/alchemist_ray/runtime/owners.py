@@ -54,6 +54,9 @@ class NodesOwner:
     def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
         return False
 
+    def refusal(self, nodes: Nodes) -> None:
+        """No command runs."""
+
     def show_progress(self, seq: int, fraction: float, text: str) -> None:
         """Nothing is shown."""
 

@@ -129,8 +129,9 @@ def test_what_a_cancelled_command_has_made_is_freed() -> None:
         nodes.joined(0, proxy := Proxy(nodes, 0, run=made))  # type: ignore[arg-type]
         gang.use(nodes)
         asked = asyncio.create_task(gang.submit({"op": "run", "task": {"name": "f"}, "uses": []}))
-        while not proxy.commands or proxy.commands[-1]["op"] != "keep_result":
-            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            while not proxy.commands or proxy.commands[-1]["op"] != "keep_result":
+                await asyncio.sleep(0)
         assert gang.cancel_calls() == 1
         with pytest.raises(Failure, match="cancelled"):
             await asked

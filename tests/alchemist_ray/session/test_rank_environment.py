@@ -180,7 +180,7 @@ def test_threads_of_the_program_that_ranks_do_not_get_are_told_once(
 
 
 def test_sleeps_are_exact_only_where_ranks_have_cores_of_their_own(cluster: str) -> None:
-    """MPICH's yields are sleeps of 1 ns elsewhere: if they are exact, another rank gets no core."""
+    """Elsewhere MPICH yields by a sleep of 1 ns: an exact one would leave no core to others."""
 
     def slack_ns(comm: Any) -> int:
         return int(Path("/proc/self/timerslack_ns").read_text())
